@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checkpoint.value_type import Printed, record
@@ -77,7 +77,7 @@ class PlannedWrite(Printed):
         """
         return self._to(out, **options).write(progress)
 
-    def _to(self, out: str | Path | None, **options: Unpack[WriteOptions]) -> Destination:
+    def _to(self, out: str | Path | None, **options: Unpack[WriteOptions]) -> LocalPath | ObjectPrefix:
         if out is not None and is_object(str(out)):
             return ObjectPrefix(self, str(out), options)
         in_place = options.get("in_place", False)
@@ -112,30 +112,6 @@ def _on_disk(planned: PlannedWrite) -> PlannedWrite:
 
         raise stale(planned.plan.checkpoint.source)
     return local_plan
-
-
-class Destination(Protocol):
-    """A place to write a plan to. A new kind of place is a class with these methods, and a case in `_to`."""
-
-    def forecast(self) -> RemoteTransfer | None:
-        """Return the bytes that a network will move; ``None`` for a local path."""
-        ...
-
-    def check(self) -> None:
-        """Raise what stops the write before its first byte."""
-        ...
-
-    def clear(self) -> None:
-        """Remove what a killed run left there."""
-        ...
-
-    def replaces_directory(self) -> bool:
-        """Return whether the write replaces a whole directory."""
-        ...
-
-    def write(self, progress: Progress | None) -> Outcome:
-        """Write, verify, and make the model visible in one step."""
-        ...
 
 
 @record

@@ -57,7 +57,7 @@ def test_reads_the_same(
     if set(template) & {"vocab", "merges", "added_tokens"} and found.broken:  # type: ignore[call-overload]
         return
     pairs = vocab.items() if isinstance(vocab, dict) else ((text, i) for i, (text, _) in enumerate(vocab))  # type: ignore[arg-type, var-annotated]
-    assert found.broken == () and found.too_large == ()
+    assert found.broken == found.too_large == []
     assert found.model == {number: text for text, number in pairs}
     assert found.added == {entry["id"]: entry["content"] for entry in more}
     ids = {number for number in template.values() if isinstance(number, int)}  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ VOCABULARY = '"vocab":{"a":0}'
 def test_ambiguous_vocabularies_are_not_read(tmp_path: Path, text: str) -> None:
     """What two readers would read differently, or what stands in another value, counts as broken."""
     found = read(tmp_path, tokenizer=text)
-    assert found.broken == ("tokenizer.json",) and found.model == {}
+    assert found.broken == ["tokenizer.json"] and found.model == {}
 
 
 def test_white_space_of_any_length_is_read(tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_files_share_one_allowance(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(allowance, limit, value)
     tokenizer, vocabulary = {"model": {"vocab": {"a": 0, "b": 1}}}, {"a": 0, "b": 1}
     extra = {"eos_token": "x" * 20, "a": {}, "b": {}}
-    assert read(tmp_path, tokenizer=tokenizer).too_large == ()
-    assert read(tmp_path, vocab=vocabulary).too_large == ()
-    assert read(tmp_path, tokenizer_config=extra).too_large == ()
-    assert read(tmp_path, tokenizer=tokenizer, vocab=vocabulary, tokenizer_config=extra).too_large != ()
+    assert read(tmp_path, tokenizer=tokenizer).too_large == []
+    assert read(tmp_path, vocab=vocabulary).too_large == []
+    assert read(tmp_path, tokenizer_config=extra).too_large == []
+    assert read(tmp_path, tokenizer=tokenizer, vocab=vocabulary, tokenizer_config=extra).too_large != []
 
 
 def test_merges_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "MAX_MERGES", 5)
-    for count, large in ((5, ()), (6, ("tokenizer.json",))):
+    for count, large in ((5, []), (6, ["tokenizer.json"])):
         assert read(tmp_path, tokenizer={"model": {"vocab": {"a": 0}, "merges": ["a b"] * count}}).too_large == large

@@ -155,7 +155,7 @@ def reread(root: Path):
 
 def test_not_proved_is_said(graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without onnxruntime the write goes on, and nobody is told that it was proved."""
-    monkeypatch.setattr(graph_proof, "has_onnxruntime", lambda: False)
+    monkeypatch.setattr(graph_proof.graph_model, "has_onnxruntime", lambda: False)
     result = ok("dedup", graph, "-o", tmp_path / "out.onnx")
     assert "not proved: out.onnx: onnxruntime is not installed" in result.stdout
     assert "not proved in a session" in result.stderr

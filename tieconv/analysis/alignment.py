@@ -271,12 +271,12 @@ def _above(figure: Figure, tokens: int) -> bool:
 
 
 @contextmanager
-def opened(path: str | Path, *, embed: str | None = None, head: str | None = None) -> Iterator[Subject]:
+def opened(path: str | Path) -> Iterator[Subject]:
     """Yield the model of a path while its files are open. Raises `UnreadableError` as `analyze` does."""
     listing = locate(str(path))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
-        yield open_subject(inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head), files)
+        yield open_subject(inspect_checkpoint(checkpoint, files, Depth.HEADER), files)
 
 
 def extended(

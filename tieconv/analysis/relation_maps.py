@@ -28,16 +28,16 @@ FLOOR = 1e-6
 """The smallest tolerance: the error of float32 arithmetic."""
 
 
-def precision(table: Table, probes: int = 16) -> str:
+def precision(table: Table) -> str:
     """Return the type that the values were last rounded to. A float32 table may hold bfloat16 values.
 
-    The answer follows from ``probes`` blocks spread over the table. It is right for any table that was cast as a whole.
+    The answer follows from 16 blocks spread over the table. It is right for any table that was cast as a whole.
     """
     if table.record.dtype != "F32":
         return table.record.dtype
     blocks = list(spans(table.rows, table.width, 1 << 14))
     used = 0
-    for start, stop in blocks[:: max(len(blocks) // probes, 1)]:
+    for start, stop in blocks[:: max(len(blocks) // 16, 1)]:
         used |= int(np.bitwise_or.reduce(table.bits(start, stop), axis=None))
     if not used & 0xFFFF:
         return "BF16"

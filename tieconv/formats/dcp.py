@@ -25,12 +25,12 @@ from tieconv.formats.torch.pickle_stack import natural
 from tieconv.text import OUT, Hint, call, shown
 
 
-def read_directory(listing: Listing, files: Files, format_name: str) -> Checkpoint:
+def read_directory(listing: Listing, files: Files) -> Checkpoint:
     """Read the checkpoint that ``listing`` names. Raises `UnreadableError` with a stable code."""
     # Whether MODEL has the files of this layout, judged by their names.
     if not listing.named and any(DCP_SHARD.fullmatch(name) for name in listing.top):
         tensors, names = read_shards(listing, files)
-        return _checkpoint(listing, files, format_name, tensors, names, "", True)
+        return _checkpoint(listing, files, tensors, names, "", True)
     if DCP_METADATA not in listing.entries:
         raise UnreadableError(
             f"{shown(listing.source)} holds {DCP_SUFFIX} files but no {DCP_METADATA}",
@@ -38,13 +38,12 @@ def read_directory(listing: Listing, files: Files, format_name: str) -> Checkpoi
             "dcp.no-metadata",
         )
     chunks, names, transformed = read_metadata(listing, files)
-    return _checkpoint(listing, files, format_name, chunks, names, DCP_METADATA, not transformed)
+    return _checkpoint(listing, files, chunks, names, DCP_METADATA, not transformed)
 
 
 def _checkpoint(
     listing: Listing,
     files: Files,
-    format_name: str,
     tensors: Iterable[StoredChunks],
     names: tuple[str, ...],
     metadata: str,
@@ -60,7 +59,7 @@ def _checkpoint(
         source=listing.source,
         root=listing.root,
         layout=Layout.SHARDED,
-        format=format_name,
+        format="dcp",
         files=weights,
         config=config,
         companions={name: size for name, size in listing.entries.items() if name not in used},

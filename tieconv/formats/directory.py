@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import field, replace
 from io import StringIO
 from itertools import islice, takewhile
-from typing import Protocol
 
 from tieconv.checkpoint.model_files import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing
 from tieconv.checkpoint.value_type import record
@@ -29,21 +28,31 @@ ReadOne = Callable[["Files", str], tuple[WeightFile, tuple[Caution, ...]]]
 
 
 @record
-class Model:
-    """A format: its file names and the reader of one file. See `Format`."""
+class Format:
+    """One way to store a checkpoint.
+
+    ``name`` is what `inspect` prints. ``claims`` returns whether MODEL has this format, judged by file names alone.
+    ``read`` reads the checkpoint from its headers and documents, and raises `UnreadableError` for malformed input.
+    """
+
+    name: str
+    claims: Callable[[Listing], bool]
+    read: Callable[[Listing, Files], Checkpoint]
+
+
+@record
+class Model(Format):
+    """A format of one or more weight files: their names, and the reader of one."""
 
     naming: Naming
     read_one: ReadOne
 
-    @property
-    def name(self) -> str:
-        return self.naming.format
+    @classmethod
+    def of(cls, naming: Naming, read_one: ReadOne) -> Model:
+        def read(listing: Listing, files: Files) -> Checkpoint:
+            return read_model(naming, listing, files, read_one)
 
-    def claims(self, listing: Listing) -> bool:
-        return self.naming.claims(listing)
-
-    def read(self, listing: Listing, files: Files) -> Checkpoint:
-        return read_model(self.naming, listing, files, self.read_one)
+        return cls(naming.format, naming.claims, read, naming, read_one)
 
 
 def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne) -> Checkpoint:
@@ -343,24 +352,6 @@ def read_config(files: Files, name: str = CONFIG) -> tuple[Document, tuple[Cauti
         for key in dict.fromkeys(repeated[:_REPEATED_SAID])
     )
     return Document(name, data.decode("utf-8"), value), cautions
-
-
-# The interface that every checkpoint format implements.
-class Format(Protocol):
-    """One way to store a checkpoint."""
-
-    @property
-    def name(self) -> str:
-        """The name that `inspect` prints."""
-        ...
-
-    def claims(self, listing: Listing) -> bool:
-        """Return whether MODEL has this format, judged by file names alone."""
-        ...
-
-    def read(self, listing: Listing, files: Files) -> Checkpoint:
-        """Read the checkpoint from its headers and documents. Raises `UnreadableError` for malformed input."""
-        ...
 
 
 def prepare(files: Files, names: Iterable[str]) -> None:

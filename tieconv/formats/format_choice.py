@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
-from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats import shards
 from tieconv.formats.directory import Format
@@ -20,24 +19,19 @@ from tieconv.text import Hint, call, count, path_word, shown
 
 
 # Recognise a torch distributed checkpoint (DCP). `tieconv.formats.dcp` reads it.
-@record
-class DistributedCheckpoint:
-    """See `tieconv.formats.directory.Format`."""
-
-    name: str = "dcp"
-
-    def claims(self, listing: Listing) -> bool:
-        if listing.named:
-            return listing.named == DCP_METADATA or listing.named.endswith(DCP_SUFFIX)
-        return any(entry.endswith(DCP_SUFFIX) or DCP_SHARD.fullmatch(entry) for entry in listing.top)
-
-    def read(self, listing: Listing, files: Files) -> Checkpoint:
-        from tieconv.formats.dcp import read_directory  # imports the pickle interpreter, which few formats need
-
-        return read_directory(listing, files, self.name)
+def _claims(listing: Listing) -> bool:
+    if listing.named:
+        return listing.named == DCP_METADATA or listing.named.endswith(DCP_SUFFIX)
+    return any(entry.endswith(DCP_SUFFIX) or DCP_SHARD.fullmatch(entry) for entry in listing.top)
 
 
-DCP = DistributedCheckpoint()
+def _read(listing: Listing, files: Files) -> Checkpoint:
+    from tieconv.formats.dcp import read_directory  # imports the pickle interpreter, which few formats need
+
+    return read_directory(listing, files)
+
+
+DCP = Format("dcp", _claims, _read)
 
 
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)

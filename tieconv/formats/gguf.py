@@ -13,10 +13,10 @@ from math import prod
 from typing import NoReturn
 
 from tieconv.checkpoint.model_files import LARGEST, Caution, Checkpoint, Files, Layout, Listing, check_git_file
-from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, GgufHeader, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import GGUF_SUFFIX
+from tieconv.formats.directory import Format
 from tieconv.formats.limits import MAX_TENSORS, NameCount
 from tieconv.text import Hint, call, count, listed, path_word, shown
 
@@ -27,33 +27,28 @@ NEXT_STEP = "change the original model, then convert it to GGUF again"
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
 
 
-@record
-class GgufModel:
-    """The GGUF format; see `tieconv.formats.directory.Format`."""
+def _claims(listing: Listing) -> bool:
+    names = (listing.named,) if listing.named else listing.top
+    return any(name.endswith(GGUF_SUFFIX) for name in names)
 
-    name: str = "gguf"
 
-    def claims(self, listing: Listing) -> bool:
-        names = (listing.named,) if listing.named else listing.top
-        return any(name.endswith(GGUF_SUFFIX) for name in names)
-
-    def read(self, listing: Listing, files: Files) -> Checkpoint:
-        names = _parts(listing, listing.named or _the_one(listing))
-        weights = tuple(_read_one(files, name) for name in names)
-        whole = listing.named is None
-        layout = Layout.SHARDED if len(names) > 1 else Layout.SINGLE if whole else Layout.FILE
-        return Checkpoint(
-            source=listing.source,
-            root=listing.root,
-            layout=layout,
-            format=self.name,
-            files=weights,
-            companions={name: size for name, size in listing.entries.items() if name not in names} if whole else {},
-            special=listing.special if whole else (),
-            cautions=_repeated(weights),
-            states={name: files.state(name) for name in names},
-            read_only=NEXT_STEP,
-        )
+def _read(listing: Listing, files: Files) -> Checkpoint:
+    names = _parts(listing, listing.named or _the_one(listing))
+    weights = tuple(_read_one(files, name) for name in names)
+    whole = listing.named is None
+    layout = Layout.SHARDED if len(names) > 1 else Layout.SINGLE if whole else Layout.FILE
+    return Checkpoint(
+        source=listing.source,
+        root=listing.root,
+        layout=layout,
+        format="gguf",
+        files=weights,
+        companions={name: size for name, size in listing.entries.items() if name not in names} if whole else {},
+        special=listing.special if whole else (),
+        cautions=_repeated(weights),
+        states={name: files.state(name) for name in names},
+        read_only=NEXT_STEP,
+    )
 
 
 def _the_one(listing: Listing) -> str:
@@ -118,7 +113,7 @@ def _repeated(weights: tuple[WeightFile, ...]) -> tuple[Caution, ...]:
     return (Caution("index.repeated", message, repeated),)
 
 
-GGUF = GgufModel()
+GGUF = Format("gguf", _claims, _read)
 
 
 # Read GGUF files strictly, from their header alone. No tensor byte is read.

@@ -323,7 +323,7 @@ _LISTED = 4
 """The most dtypes that are listed."""
 
 
-SAFETENSORS = Model(
+SAFETENSORS = Model.of(
     Naming(
         format="safetensors",
         noun="safetensors file",

@@ -356,41 +356,36 @@ OTHER_WEIGHTS = "adapter_model.bin"
 NEXT_STEP = "untie or retie the base model, then load the adapter on it"
 
 
-@record
-class PeftAdapter:
-    """The adapter format; see `tieconv.formats.directory.Format`."""
+def _claims_adapter(listing: Listing) -> bool:
+    if CONFIG not in listing.top:
+        return False
+    if listing.named:
+        return listing.named in (CONFIG, WEIGHTS, OTHER_WEIGHTS)
+    # A model with an adapter beside it counts as a model. Trainer files beside an adapter do not.
+    if WEIGHTS in listing.top or OTHER_WEIGHTS in listing.top:
+        sharded = (n.is_weights(name) and re.search(n.shard, name) for n in _NAMINGS for name in listing.top)
+        return not {*OPENED} & {*listing.top} and not any(sharded)
+    return not any(naming.is_weights(name) or naming.is_index(name) for naming in _NAMINGS for name in listing.top)
 
-    name: str = "peft"
 
-    def claims(self, listing: Listing) -> bool:
-        if CONFIG not in listing.top:
-            return False
-        if listing.named:
-            return listing.named in (CONFIG, WEIGHTS, OTHER_WEIGHTS)
-        # A model with an adapter beside it counts as a model. Trainer files beside an adapter do not.
-        if WEIGHTS in listing.top or OTHER_WEIGHTS in listing.top:
-            sharded = (n.is_weights(name) and re.search(n.shard, name) for n in _NAMINGS for name in listing.top)
-            return not {*OPENED} & {*listing.top} and not any(sharded)
-        return not any(naming.is_weights(name) or naming.is_index(name) for naming in _NAMINGS for name in listing.top)
-
-    def read(self, listing: Listing, files: Files) -> Checkpoint:
-        name = _weights(listing)
-        value = loads(read_bytes(files, CONFIG, CONFIG_LIMIT), CONFIG, limit=CONFIG_LIMIT, lenient=True)
-        weights, cautions = _read(files, name)
-        used = (CONFIG, name)
-        return Checkpoint(
-            source=listing.source,
-            root=listing.root,
-            layout=Layout.SINGLE,
-            format=self.name,
-            files=(weights,),
-            companions={name: size for name, size in listing.entries.items() if name not in used},
-            special=listing.special,
-            cautions=(*_two_formats(listing), *cautions),
-            states={name: files.state(name) for name in used},
-            adapter=adapter_of(value),
-            read_only=NEXT_STEP,
-        )
+def _read_adapter(listing: Listing, files: Files) -> Checkpoint:
+    name = _weights(listing)
+    value = loads(read_bytes(files, CONFIG, CONFIG_LIMIT), CONFIG, limit=CONFIG_LIMIT, lenient=True)
+    weights, cautions = _read(files, name)
+    used = (CONFIG, name)
+    return Checkpoint(
+        source=listing.source,
+        root=listing.root,
+        layout=Layout.SINGLE,
+        format="peft",
+        files=(weights,),
+        companions={name: size for name, size in listing.entries.items() if name not in used},
+        special=listing.special,
+        cautions=(*_two_formats(listing), *cautions),
+        states={name: files.state(name) for name in used},
+        adapter=adapter_of(value),
+        read_only=NEXT_STEP,
+    )
 
 
 _NAMINGS = (SAFETENSORS.naming, TORCH.naming)
@@ -462,4 +457,4 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else ()
 
 
-PEFT = PeftAdapter()
+PEFT = Format("peft", _claims_adapter, _read_adapter)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tieconv.checkpoint.results.checked import CheckedModel, Failure
 from tieconv.checkpoint.results.fleet import CommandResult, FleetProgress
@@ -72,21 +72,7 @@ LIST, LINES = ".list", ".jsonl"
 _OURS = re.compile(r"check(-[1-9]\d{0,5}-of-[1-9]\d{0,5})?\.(list|jsonl)")
 
 
-class Failing(Protocol):
-    """A result that may be a failure."""
-
-    @property
-    def source(self) -> str:
-        """The model."""
-        ...
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why there is no result."""
-        ...
-
-
-R = TypeVar("R", bound=Failing)
+R = TypeVar("R", bound=CheckedModel | CommandResult)
 
 
 @record

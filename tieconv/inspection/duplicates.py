@@ -32,18 +32,18 @@ _Class = tuple[TensorRecord, ...]
 
 
 def find_duplicates(
-    reader: ByteReader, tensors: Sequence[TensorRecord], *, known: Iterable[frozenset[str]] = (), min_bytes: int = 0
+    reader: ByteReader, tensors: Sequence[TensorRecord], *, known: Iterable[frozenset[str]] = ()
 ) -> tuple[Duplicate, ...]:
     """Return the duplicates among ``tensors``, in the order of their first names.
 
-    Leaves out tensors without bytes or with fewer than ``min_bytes``, and what ``known`` groups of names already say.
+    Leaves out tensors without bytes, and what ``known`` groups of names already say.
     Names of one byte range are `aliased`; further ranges with those bytes make the group `identical`. ``bytes_wasted``
     is what need not be stored; for a cast, the narrower side. Raises what the reader raises.
     """
     reported = _Known(known)
     reader, tensors = view_reader.readable(reader, tensors)
-    large = [tensor for tensor in tensors if tensor.nbytes >= max(min_bytes, 1)]
-    named = (tuple(sorted(group, key=lambda tensor: tensor.name)) for group in equal_classes(reader, large))
+    stored = (tensor for tensor in tensors if tensor.nbytes)
+    named = (tuple(sorted(group, key=lambda tensor: tensor.name)) for group in equal_classes(reader, stored))
     classes: list[_Class] = sorted(named, key=lambda group: group[0].name)
     duplicates = [
         *_identical(classes, reported),

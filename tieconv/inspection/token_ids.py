@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from sys import getsizeof
 from typing import NoReturn, cast
@@ -225,7 +225,7 @@ _UNREAD = ("*.model", "*.spm", "*.tiktoken", "*.codes", "*.vocab", "tekken.json"
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
-@record
+@dataclass
 class TokenizerFiles:
     """The content of a tokenizer's files. ``documents`` are the readable JSON files without their tokens.
 
@@ -241,10 +241,10 @@ class TokenizerFiles:
     words: dict[int, str] = field(default_factory=dict)
     odd_vocabulary: bool = False
     added: dict[int, str] = field(default_factory=dict)
-    broken: tuple[str, ...] = ()
-    too_large: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-    processors: tuple[str, ...] = ()
+    broken: list[str] = field(default_factory=list)
+    too_large: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    processors: list[str] = field(default_factory=list)
 
     def document(self, name: str) -> Mapping[str, object]:
         """Return a file's content, empty for an absent file."""
@@ -259,38 +259,24 @@ class TokenizerFiles:
 def read_files(files: Files, names: Mapping[str, int]) -> TokenizerFiles:
     """Read the tokenizer's files among ``names``. Malformed and too large files raise no error."""
     top = sorted(name for name in names if "/" not in name)
-    reader, broken, oversized = _Reader(files), list[str](), list[str]()
+    reader = _Reader(files)
+    content = reader.content
     for name, read in reader.readers.items():
         if name in names:
             try:
                 read(name)
             except UnreadableError as error:
-                (oversized if error.code == "json.too-large" else broken).append(name)
-    return TokenizerFiles(
-        documents=reader.documents,
-        model=reader.model,
-        vocabulary=reader.vocabulary,
-        words=reader.words,
-        odd_vocabulary=reader.odd_vocabulary,
-        added=reader.added,
-        broken=tuple(broken),
-        too_large=tuple(oversized),
-        unread=tuple(name for name in top if any(fnmatchcase(name, pattern) for pattern in _UNREAD)),
-        processors=tuple(filter(names.__contains__, PROCESSORS)),
-    )
+                (content.too_large if error.code == "json.too-large" else content.broken).append(name)
+    content.unread += (name for name in top if any(fnmatchcase(name, pattern) for pattern in _UNREAD))
+    content.processors += filter(names.__contains__, PROCESSORS)
+    return content
 
 
 class _Reader:
-    """Reads each file into its attribute. The methods raise `UnreadableError`."""
+    """Reads each file into ``content``. The methods raise `UnreadableError`."""
 
     def __init__(self, files: Files) -> None:
-        self._files, self._allowance = files, Allowance()
-        self.documents: dict[str, Mapping[str, object]] = {}
-        self.model: dict[int, str] = {}
-        self.vocabulary: dict[int, str] = {}
-        self.words: dict[int, str] = {}
-        self.added: dict[int, str] = {}
-        self.odd_vocabulary = False
+        self._files, self._allowance, self.content = files, Allowance(), TokenizerFiles()
         self.readers: dict[str, Callable[[str], None]] = {
             TOKENIZER: self._tokenizer,
             VOCABULARY: self._vocabulary,
@@ -302,36 +288,36 @@ class _Reader:
 
     def _tokenizer(self, name: str) -> None:
         model: dict[int, str] = {}
-        self.documents[name] = self._large(name).document(
+        self.content.documents[name] = self._large(name).document(
             {
                 ("model", "vocab"): lambda batch: self._take(name, model, _vocabulary_pairs(batch, len(model))),
                 ("model", "merges"): lambda batch: self._allowance.merges(len(batch), name),
-                ("added_tokens",): lambda batch: self._take(name, self.added, _contents(batch)),
+                ("added_tokens",): lambda batch: self._take(name, self.content.added, _contents(batch)),
             }
         )
-        self.model = model
+        self.content.model = model
 
     def _vocabulary(self, name: str) -> None:
         vocabulary: dict[int, str] = {}
 
         def take(batch: Mapping[str, object]) -> None:
             self._take(name, vocabulary, batch.items())
-            self.odd_vocabulary |= any(not isinstance(number, int) for number in batch.values())
+            self.content.odd_vocabulary |= any(not isinstance(number, int) for number in batch.values())
 
         self._large(name).members(take)
-        self.vocabulary = vocabulary
+        self.content.vocabulary = vocabulary
 
     def _added(self, name: str) -> None:
-        self._large(name).members(lambda batch: self._take(name, self.added, batch.items()))
+        self._large(name).members(lambda batch: self._take(name, self.content.added, batch.items()))
 
     def _config(self, name: str) -> None:
         """Read the tokens that transformers also adds on loading: {id as text: {"content": …}}."""
-        self.documents[name] = self._large(name).document(
-            {("added_tokens_decoder",): lambda batch: self._take(name, self.added, _decoded(batch))}
+        self.content.documents[name] = self._large(name).document(
+            {("added_tokens_decoder",): lambda batch: self._take(name, self.content.added, _decoded(batch))}
         )
 
     def _special(self, name: str) -> None:
-        self.documents[name] = self._large(name).document({})
+        self.content.documents[name] = self._large(name).document({})
 
     def _words(self, name: str) -> None:
         """Read a text with one token on each line."""
@@ -346,7 +332,7 @@ class _Reader:
             text = ""
         if not text:
             raise UnreadableError(f"{name} is not UTF-8 text, or is empty", "", "tokenizer.words")
-        self.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
+        self.content.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
 
     def _large(self, name: str) -> LargeJson:
         size = self._files.state(name).size

@@ -172,17 +172,15 @@ def read(reader: ByteReader, span: ByteRange, offset: int, size: int) -> bytearr
     return buffer
 
 
-def stream(
-    reader: ByteReader, span: ByteRange, *, start: int = 0, length: int = BLOCK, holes: bool = True
-) -> Iterator[bytearray]:
-    """Yield the bytes of ``span`` from ``start`` on, in pieces of ``length`` bytes (the last may be shorter).
+def stream(reader: ByteReader, span: ByteRange, *, length: int = BLOCK, holes: bool = True) -> Iterator[bytearray]:
+    """Yield the bytes of ``span`` in pieces of ``length`` bytes (the last may be shorter).
 
     With ``holes`` false it leaves out pieces that are holes in the file: they are zeros.
 
     Every piece but a shorter last one is the same buffer, overwritten: use it before asking for the next.
     """
-    buffer = bytearray(min(length, max(span.size - start, 0)))
-    places = pieces(start, span.size, length) if holes else stored_pieces(reader, (span,), start, span.size, length)
+    buffer = bytearray(min(length, span.size))
+    places = pieces(0, span.size, length) if holes else stored_pieces(reader, (span,), 0, span.size, length)
     for offset, size in places:
         if size < len(buffer):
             buffer = bytearray(size)

@@ -8,9 +8,8 @@ from math import prod
 
 from tieconv.checkpoint.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
 from tieconv.checkpoint.model_files import Caution, Checkpoint, Document, Files, Layout, Listing
-from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
-from tieconv.formats.directory import CONFIG, read_config
+from tieconv.formats.directory import CONFIG, Format, read_config
 from tieconv.formats.onnx.messages import Graph, Model, Tensor, Wire, read_model
 from tieconv.formats.onnx.roles import Role, Roles, find_roles
 from tieconv.formats.onnx.scopes import CALL, Origin, Scope, cautions, is_shaped, origin, scope_of, scopes, uses
@@ -24,37 +23,28 @@ NEXT_STEP = Hint("only ", call("dedup"), " and ", call("untie"), " change ONNX g
 _PASSING = ("Transpose", "Cast", "Identity")
 
 
-@record
-class OnnxModel:
-    """The ONNX format; see `tieconv.formats.directory.Format`."""
-
-    name: str = "onnx"
-
-    def claims(self, listing: Listing) -> bool:
-        return bool(graph_names(listing))
-
-    def read(self, listing: Listing, files: Files) -> Checkpoint:
-        names = graph_names(listing)
-        read = [_read_one(listing, files, name, alone=len(names) == 1) for name in names]
-        records = [record for _, tensors, _ in read for record in tensors]
-        weights = tuple(_weight_files(names, records, files))
-        config, cautions = _config(listing, files)
-        whole = listing.named is None
-        used = {*(file.name for file in weights), *((config.name,) if config else ())}
-        return Checkpoint(
-            source=listing.source,
-            root=listing.root,
-            layout=Layout.SINGLE if whole else Layout.FILE,
-            format=self.name,
-            files=weights,
-            config=config,
-            companions={name: size for name, size in listing.entries.items() if name not in used} if whole else {},
-            special=listing.special if whole else (),
-            cautions=(*cautions, *(caution for _, _, faults in read for caution in faults)),
-            states={name: files.state(name) for name in sorted(used)},
-            read_only=NEXT_STEP,
-            graphs=tuple(graph for graph, _, _ in read),
-        )
+def _read(listing: Listing, files: Files) -> Checkpoint:
+    names = graph_names(listing)
+    read = [_read_one(listing, files, name, alone=len(names) == 1) for name in names]
+    records = [record for _, tensors, _ in read for record in tensors]
+    weights = tuple(_weight_files(names, records, files))
+    config, cautions = _config(listing, files)
+    whole = listing.named is None
+    used = {*(file.name for file in weights), *((config.name,) if config else ())}
+    return Checkpoint(
+        source=listing.source,
+        root=listing.root,
+        layout=Layout.SINGLE if whole else Layout.FILE,
+        format="onnx",
+        files=weights,
+        config=config,
+        companions={name: size for name, size in listing.entries.items() if name not in used} if whole else {},
+        special=listing.special if whole else (),
+        cautions=(*cautions, *(caution for _, _, faults in read for caution in faults)),
+        states={name: files.state(name) for name in sorted(used)},
+        read_only=NEXT_STEP,
+        graphs=tuple(graph for graph, _, _ in read),
+    )
 
 
 def graph_names(listing: Listing) -> tuple[str, ...]:
@@ -65,7 +55,7 @@ def graph_names(listing: Listing) -> tuple[str, ...]:
 
 
 def data_files(root: str, files: Files, name: str) -> set[str]:
-    """Return the files with external data of the graph ``name``. Raises as `OnnxModel.read` does."""
+    """Return the files with external data of the graph ``name``. Raises what reading the graph raises."""
     wire, model = _open(files, name)
     return {span.file for span in _external(wire, model, root, files)}
 
@@ -213,8 +203,8 @@ def _reads(outer: Scope) -> Iterator[Origin]:
 
 def _weight_files(graphs: tuple[str, ...], records: list[TensorRecord], files: Files) -> Iterator[WeightFile]:
     held: dict[str, list[TensorRecord]] = {name: [] for name in graphs}
-    for record_ in records:
-        held.setdefault(record_.range.file, []).append(record_)
+    for record in records:
+        held.setdefault(record.range.file, []).append(record)
     for name, tensors in held.items():
         tensors.sort(key=lambda tensor: (tensor.range.start, tensor.range.end))
         start = tensors[0].range.start if tensors else 0
@@ -229,4 +219,4 @@ def _config(listing: Listing, files: Files) -> tuple[Document | None, tuple[Caut
     return read_config(files)
 
 
-ONNX = OnnxModel()
+ONNX = Format("onnx", lambda listing: bool(graph_names(listing)), _read)

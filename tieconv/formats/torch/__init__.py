@@ -45,7 +45,7 @@ def is_trainer_state(name: str) -> bool:
     return re.fullmatch(rf"({_STATES})([_-]\d+)*\.\w+|(bf16_)?zero_pp_rank_\d+_.*", name) is not None
 
 
-TORCH = Model(
+TORCH = Model.of(
     Naming(
         format="torch",
         noun="torch file",

@@ -19,17 +19,8 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import StalePlanError, TieconvError, VerificationError
 from tieconv.formats.onnx import check_readable
 from tieconv.install import install_command
+from tieconv.onnx import graph_model
 from tieconv.onnx.child import available_memory, refusal
-from tieconv.onnx.graph_model import (
-    GraphBytes,
-    GraphFile,
-    Stored,
-    has_onnxruntime,
-    parse,
-    read_graph,
-    referring,
-    tensors,
-)
 from tieconv.onnx.share.find import by_rows, describe, find_groups
 from tieconv.onnx.share.quantised import quantised_pairs
 from tieconv.onnx.share.share_pass import interface
@@ -51,7 +42,7 @@ def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix
     graph but a session can load ``source``. Without onnxruntime, and for a graph that it cannot run, the result is a
     reason instead of counts.
     """
-    if not has_onnxruntime():
+    if not graph_model.has_onnxruntime():
         return SessionProof(name, why_not=NOT_INSTALLED)
     dump = os.path.join(os.path.dirname(name), _DUMP)
     outside = any(matrix.held_after > matrix.stored_after for matrix in matrices)
@@ -109,7 +100,7 @@ def _dump(graph: Path, to: Path, outside: bool) -> str:
     options.add_session_config_entry("session.disable_prepacking", "1")
     if outside:
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{to.name}.data")
-    message, folder = _in_folder(parse(graph.parent, graph.name), graph)
+    message, folder = _in_folder(graph_model.parse(graph.parent, graph.name), graph)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     try:
         ort.InferenceSession(message, options, providers=["CPUExecutionProvider"])
@@ -125,8 +116,8 @@ def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[d
     The CPU provider computes products of F16 in F32. For that it casts a constant once, whatever the graph says.
     """
     with open_files(staged) as files:
-        graph: GraphFile = read_graph(str(staged), dump, files)
-        reader = GraphBytes(graph, files)
+        graph: graph_model.GraphFile = graph_model.read_graph(str(staged), dump, files)
+        reader = graph_model.GraphBytes(graph, files)
         stored = [by_rows(entry) for entry in reader.stored(MIN_ELEMENTS)]
         groups = find_groups(reader, stored)
         sets = [{member.stored.record.name for member in group.members} for group in groups]
@@ -135,7 +126,9 @@ def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[d
     return copies, [name for name, ranges in ranges_of.items() if any(ranges.values())]
 
 
-def _alike(matrix: SharedMatrix, stored: Sequence[Stored], groups: Sequence[set[str]]) -> dict[ByteRange, bool]:
+def _alike(
+    matrix: SharedMatrix, stored: Sequence[graph_model.Stored], groups: Sequence[set[str]]
+) -> dict[ByteRange, bool]:
     """Return the ranges of the kept initializer's copies, and whether each has a wider type.
 
     The result is empty if the initializer is absent.
@@ -205,7 +198,7 @@ class _Control:
 
 def compare_runs(source: Path, written: Path) -> SessionRuns:
     """Run both graphs with the same inputs. Return how many runs were compared, which differ, and what was not run."""
-    before, after = (parse(path.parent, path.name) for path in (source, written))
+    before, after = (graph_model.parse(path.parent, path.name) for path in (source, written))
     why = _impossible(before)
     if why:
         return SessionRuns(not_run=(why,))
@@ -245,7 +238,7 @@ def _impossible(model: onnx.ModelProto) -> str:
         kind = value.type.tensor_type.elem_type
         if value.name not in held and kind not in _FLOATS and kind not in _WHOLE:
             return f"tieconv makes no input of the type of {shown(value.name)}"
-    needed = 3 * (model.ByteSize() + sum(_outside(tensor) for tensor in tensors(model)))
+    needed = 3 * (model.ByteSize() + sum(_outside(tensor) for tensor in graph_model.tensors(model)))
     room = available_memory()
     return "" if needed < _SHARE * room else f"two sessions need {size(needed)} of memory, but {size(room)} is free"
 
@@ -474,7 +467,9 @@ def _distance(left: Any, right: Any) -> float:
 # Read written graphs again, and compare them with their source.
 
 
-def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence[SharedMatrix] | None) -> None:
+def check_written(
+    staged: Path, name: str, source: graph_model.GraphFile, matrices: Sequence[SharedMatrix] | None
+) -> None:
     """Check that the graph ``name`` under ``staged`` is valid and has the inputs and outputs of ``source``.
 
     With ``matrices`` (those of the pass), also check that no large matrix is stored twice. Matrices that the pass left
@@ -483,8 +478,8 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
     try:
         with open_files(staged) as files:
             check_readable(str(staged), files, name)
-            written = read_graph(str(staged), name, files)
-            reader = GraphBytes(written, files)
+            written = graph_model.read_graph(str(staged), name, files)
+            reader = graph_model.GraphBytes(written, files)
             groups = find_groups(reader, reader.stored(MIN_ELEMENTS)) if matrices is not None else []
             pairs = list(quantised_pairs(written.model)) if matrices is not None else []
     except TieconvError as error:
@@ -504,7 +499,7 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
             _fail(name, f"still stores the quantised matrix of {describe(table.node)} and of its head twice")
 
 
-def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> None:
+def check_still_equal(source: graph_model.GraphFile, matrices: Sequence[SharedMatrix]) -> None:
     """Raise `StalePlanError` if the copies of a shared matrix now differ in the source.
 
     A file's times do not show a write through a memory mapping that was dirty before.
@@ -512,8 +507,8 @@ def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> No
     if not any(matrix.dropped for matrix in matrices):
         return
     with open_files(source.root) as files:
-        now = read_graph(source.root, source.name, files)
-        reader = GraphBytes(now, files)
+        now = graph_model.read_graph(source.root, source.name, files)
+        reader = graph_model.GraphBytes(now, files)
         stored = reader.stored(MIN_ELEMENTS)
         groups = [{str(entry.stored.value.name) for entry in group.members} for group in find_groups(reader, stored)]
         groups += [{str(part.name) for table in pair for part in table.parts} for pair in quantised_pairs(now.model)]
@@ -536,7 +531,7 @@ def _check_valid(written: Path, source: Path) -> None:
     checked = written.with_name(_DUMP)
     try:
         with new_file(checked) as small:
-            small.write(referring(written.parent, written.name))
+            small.write(graph_model.referring(written.parent, written.name))
         why = _fault(checked)
     finally:
         checked.unlink(missing_ok=True)
