@@ -195,8 +195,8 @@ True
 ...     print(error.code)
 ...     print(error.hint)
 retie.not-equal
-keep them untied with: tieconv.plan_untie('diverged'); or choose the values to keep: \
-tieconv.plan_retie('diverged', survivor='embed', force=True) (or survivor='head')
+keep them untied with: tieconv.plan_untie('diverged'); measure what a re-tie loses: tieconv.analyze('diverged'); \
+or choose the values to keep: tieconv.plan_retie('diverged', survivor='embed', force=True) (or survivor='head')
 """,
     "SettingsError": """\
 >>> try:
