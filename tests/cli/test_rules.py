@@ -149,13 +149,25 @@ def test_any_tensor_of_a_layer_is_as_good_as_the_catalogued_one() -> None:
         "q_proj.lora_B.default.weight | UNEXPECTED |": ["C33"],
         "SafetensorError: Error while deserializing header: invalid header length": ["C65"],
         "Can not map tensor": ["C04"],
+        "\x1b[31mKeyError: \x1b[0m'layers.21.mlp.gate_up_proj.weight'": ["C63"],
+        "transformer.h.4.attn.weight | UNEXPECTED |": ["C63"],
+        "Received 1 parameters not in model: model.layers.0.mlp.fc.weight": [],
     }.items():
         assert [*find_cases(message)] == cases, message
 
 
 def test_words_that_are_in_no_message() -> None:
     """A short word, a rule and an unknown message are not taken for one."""
-    for words in ("TIE002", "missing", "C99", "lm_head", "CUDA out of memory", "KeyError: 'a.b'", ""):
+    for words in (
+        "TIE002",
+        "missing",
+        "C99",
+        "lm_head",
+        "CUDA out of memory",
+        "KeyError: 'a.b'",
+        "KeyError: 'norm.weight'",
+        "",
+    ):
         assert find_cases(words) == {}, words
     result = run("explain", "CUDA out of memory")
     assert result.exit_code == 2
@@ -163,6 +175,11 @@ def test_words_that_are_in_no_message() -> None:
         "error: No known case matches this message\n"
         "hint: look at the files: tieconv inspect MODEL; all cases are in docs/cases.md in a clone of tieconv\n"
     )
+
+
+def test_a_long_word_is_searched_once() -> None:
+    """Searching from each of its letters took minutes."""
+    assert find_cases(f"{'a' * 200_000} {'a.' * 50_000} lora_ {'1' * 100_000}") == {}
 
 
 def test_every_guide_of_a_case_exists() -> None:

@@ -101,7 +101,10 @@ def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
     message so, cases about a layer's tensor are tried with any tensor and any number.
     """
     every: dict[str, Mapping[str, Any]] = json.loads(data_text(__name__, "cases.json"))
-    for simpler, about in (_comparable, ""), (_any_tensor, "layers."):
+    message = re.sub(r"\x1b\[[\d;]*m", "", message)
+    # The first layer and tensors outside the layers are never surplus, so the messages of that case have another.
+    layer = "layers." if re.search(r"\b(layers\.|\w+\.(?=\d+\.))[1-9]", message) else "layers.0"
+    for simpler, about in (_comparable, ""), (_any_tensor, layer):
         asked = simpler(message)
         matching = {
             name: case
@@ -117,18 +120,19 @@ def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
     return {}
 
 
+_RUN = r"(?<![\w.])"  # where a name begins: a search from each of its letters would take minutes for a long one
 _PART = 12  # characters of a part of a message that show which one it is
 
 
 def _comparable(message: str) -> str:
-    last_two = re.sub(r"[\w.]+\.(\w+\.(?:weight|bias))\b", r"\1", message.lower())
+    last_two = re.sub(rf"{_RUN}[\w.]+\.(\w+\.(?:weight|bias))\b", r"\1", message.lower())
     return " ".join(re.sub("[`'\"]", "", last_two).split())
 
 
 def _any_tensor(message: str) -> str:
     text = " ".join(re.sub("[`'\"]", "", message.lower()).split())
-    text = re.sub(r"[\w.]*lora_\w+[\w.]*|\b(?:_orig_mod|base_model|module)\.[\w.]+", "<wrapped>", text)
-    text = re.sub(r"[\w.]*\blayers\.[\w.…]+|[\w.]+\.(?:weight|bias)\b", "<tensor>", text)
+    text = re.sub(rf"{_RUN}[\w.]*lora_\w+[\w.]*|\b(?:_orig_mod|base_model|module)\.[\w.]+", "<wrapped>", text)
+    text = re.sub(rf"{_RUN}[\w.]*\blayers\.[\w.…]+|{_RUN}[\w.]+\.(?:weight|bias)\b", "<tensor>", text)
     return re.sub(r"\d+", "#", re.sub(r"<tensor>(?:, <tensor>)+", "<tensor>", text))
 
 
