@@ -152,6 +152,7 @@ def test_any_tensor_of_a_layer_is_as_good_as_the_catalogued_one() -> None:
         "\x1b[31mKeyError: \x1b[0m'layers.21.mlp.gate_up_proj.weight'": ["C63"],
         "transformer.h.4.attn.weight | UNEXPECTED |": ["C63"],
         "Received 1 parameters not in model: model.layers.0.mlp.fc.weight": [],
+        "Following weights were not initialized from checkpoint: {'model.norm.weight'}": ["C06", "C62"],
     }.items():
         assert [*find_cases(message)] == cases, message
 
