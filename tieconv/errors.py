@@ -84,3 +84,7 @@ class NotRunError(TieconvError):
         super().__init__(message, hint, code)
         self.active = active
         self.fallback = fallback
+
+
+CHAINED, CHAINED_HINT = "it chains or nests more parts than Python follows", "store it again with fewer"
+"""What is said of a `RecursionError`, and the next step."""

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests.conftest import ROOT
+from tieconv.cli.errors import ending
 
 SCHEMA = ROOT / "tieconv" / "reporters" / "schemas" / "error.schema.json"
 
@@ -86,3 +87,9 @@ def shell(words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     line = f"{sys.executable} -m tieconv {words}"
     return subprocess.run(line, env=environment, shell=True, capture_output=True, text=True, check=False)
+
+
+def test_a_chain_that_python_does_not_follow_is_no_bug() -> None:
+    """A graph of 1,500 Identity nodes in a row, for example."""
+    sentence, hint, code = ending(RecursionError())
+    assert "chains or nests more parts" in sentence and hint and code == 2

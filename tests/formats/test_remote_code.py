@@ -50,8 +50,10 @@ def test_the_level_is_what_transformers_5_does(config: Config, expected: str, tm
         (CLASS.format("", '{**{}, "lm_head.weight": "model.embed_tokens.weight"}'), []),
         ("_tied_weights_keys = ['elsewhere']", []),
         ("# _tied_weights_keys = ['a comment']", []),
+        ('class A:\n    """Set this:\n\n    _tied_weights_keys = ["lm_head.weight"]\n    """', []),
+        ('class A:\n    """Set this."""\n    _tied_weights_keys = ["lm_head.weight"]', ["COD001 error"]),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_declarations(source: str, expected: list[str], tmp_path: Path) -> None:
     assert rules(tmp_path / "model", source) == expected

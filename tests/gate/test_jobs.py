@@ -190,6 +190,7 @@ def _inspect(path: str) -> object:
 FAILURES = (
     (UnreadableError("torn", "fetch it again", "a.code", source="m"), ("m: torn", "fetch it again")),
     (MemoryError(), ("m: out of memory", "close other programs")),
+    (RecursionError(), ("m: it chains or nests more parts than Python follows", "store it again with fewer")),
     (PermissionError(13, "Permission denied", "m/a.bin"), ("m/a.bin: permission denied", "check the path, its perm")),
     (OSError(5, "Input/output error"), ("m: input/output error", "check the path")),
     (OSError("No disk"), ("m: no disk", "check the path")),

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tieconv.cli.screen import document, echo, has_colour, has_document, reset
-from tieconv.errors import TieconvError
+from tieconv.errors import CHAINED, CHAINED_HINT, TieconvError
 from tieconv.text import close, path_word, shown
 from tieconv.version import VERSION
 
@@ -200,6 +200,8 @@ def ending(error: Exception) -> tuple[str, str, int]:
         return error.message, error.command_hint, error.exit_code
     if isinstance(error, MemoryError):
         return "out of memory", "close other programs; if it happens again, report it as a bug", 2
+    if isinstance(error, RecursionError):
+        return f"the model cannot be followed: {CHAINED}", CHAINED_HINT, 2
     if isinstance(error, OSError):
         where = shown(error.filename or "a file or standard output")
         return f"{where}: {(error.strerror or str(error)).lower()}", _SYSTEM_HINT, 2

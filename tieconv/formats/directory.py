@@ -403,6 +403,8 @@ def _declared(source: bytes) -> list[ast.expr]:
     """Return what indented lines assign. Parses these statements alone: deep expressions end Python in a browser."""
     values: list[ast.expr] = []
     for line in islice(_DECLARED.finditer(source), FILE_LIMIT):
+        if any(source.count(quotes, 0, line.start()) % 2 for quotes in (b'"""', b"'''")):
+            continue  # a docstring
         text = StringIO(source[line.end() : line.end() + STATEMENT_LIMIT].decode("utf-8", "replace"))
         with suppress(SyntaxError, ValueError, tokenize.TokenError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns about the escapes of the file

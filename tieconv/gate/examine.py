@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
-from tieconv.errors import DestinationError, RefusedError, TieconvError
+from tieconv.errors import CHAINED, CHAINED_HINT, DestinationError, RefusedError, TieconvError
 from tieconv.formats.strict_json import line_of, parse_line
 from tieconv.gate.model_sources import is_weight
 from tieconv.gate.policy import Policy
@@ -110,6 +110,8 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
         return CheckedModel(path, failure=Failure(error.message, error.command_hint))
     except MemoryError:
         return CheckedModel(path, failure=Failure(f"{shown(path)}: out of memory", "close other programs"))
+    except RecursionError:
+        return CheckedModel(path, failure=Failure(f"{shown(path)}: {CHAINED}", CHAINED_HINT))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         where = shown(error.filename or path)
