@@ -69,6 +69,14 @@ def test_json_of_an_error_is_a_document(models: Path, line: str) -> None:
     assert shell(words.replace("--json", "").replace("--format json", "")).stdout == ""
 
 
+def test_a_result_before_an_error_stays_the_only_document(models: Path, tmp_path: Path) -> None:
+    """A report that cannot be written fails after the result is printed."""
+    (tmp_path / "file").write_text("")
+    done = shell(f"check {models / 'llama-tied'} --format json --report sarif={tmp_path / 'file' / 'x'}")
+    assert done.returncode == 2 and done.stderr.startswith("error: ")
+    assert json.loads(done.stdout)["schema"] == "tieconv.check/1"
+
+
 def test_a_closed_stdout_is_an_error(models: Path) -> None:
     """A result that goes nowhere was not given."""
     done = shell(f"inspect {models / 'llama-tied'} >&-")

@@ -152,6 +152,6 @@ def demo_command(output: str, as_json: bool, **options: Any) -> None:
     """
     with count_progress("training") as done:
         result = run_demo(output, done=done, **options)
-    echo(str(result) if as_json else demo_table(result))
+    document(str(result)) if as_json else echo(demo_table(result))
     page, tied = (path_word(str(Path(output) / name)) for name in ("report.html", "tied"))
     say(f"next: open {page}, or tieconv inspect {tied}")

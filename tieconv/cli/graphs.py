@@ -131,7 +131,7 @@ def export_command(
             planned.clear(output)
         planned.check(output, overwrite=overwrite)
     if output is None or dry_run:
-        echo(str(before) if as_json else render(before, paint, width()))
+        document(str(before)) if as_json else echo(render(before, paint, width()))
         say("nothing was written" if dry_run else "nothing was written: give -o OUT")
         return
     if not as_json:
@@ -146,7 +146,7 @@ def export_command(
 
         show("loading torch", 0, 0)
         outcome = planned.execute(output, overwrite=overwrite, progress=progress)
-    echo(str(outcome) if as_json else render_results(outcome, before.plan, paint, width()))
+    document(str(outcome)) if as_json else echo(render_results(outcome, before.plan, paint, width()))
     _close(outcome, model, output)
 
 

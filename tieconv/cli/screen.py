@@ -131,6 +131,7 @@ def document(text: str) -> None:
 
 def formatted(text: str) -> None:
     """Print a result that its format has escaped: workflow commands, SARIF, JUnit, Markdown."""
+    _asked["document"] = True
     click.echo(text, file=own())
 
 
