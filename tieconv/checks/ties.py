@@ -198,7 +198,7 @@ def different_values(inspection: Inspection) -> Iterator[Finding]:
     ## What it does
     Reports a name of a tied group whose stored values differ from those of the canonical name. Rows may differ, or the
     tensor is a multiple, the transpose, or another matrix. It is a warning if the copy has another dtype and is equal after
-    rounding. It is a note if only the sign of zeros differs.
+    rounding. It is also one if transformers 4 reads an untied config. It is a note if only the sign of zeros differs.
 
     ## Why it matters
     transformers up to 4.57 overwrites the head with the embedding and prints nothing. A save then loses the head.
@@ -244,10 +244,14 @@ def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Findin
     figures = ". ".join(evidence.difference(member, canonical) for member in differing)
     cause = evidence.says(inspection, True) if tie.gated else f"{evidence.label(inspection)} always ties them"
     but = ", but" if len(names) == 1 else ". However,"
+    outcome, level = _outcome(differing), _level(differing)
+    if tie.gated and level is Level.ERROR and evidence.reading_v4(inspection) is False:
+        cause, level = "transformers 5 reads a tied config", Level.WARNING
+        outcome = f"It uses {evidence.listed(names)} with a warning. transformers 4 reads an untied config."
     return different_values.finding(
-        f"{figures}{but} {cause}. {_outcome(differing)}",
+        f"{figures}{but} {cause}. {outcome}",
         (canonical, *names),
-        level=evidence.certain(inspection, _level(differing)),
+        level=evidence.certain(inspection, level),
         remedy=remedies.set_untied(inspection, safe=True) if tie.gated else None,
     )
 
