@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import cast
 
-from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.limits import WINDOW
 from tieconv.formats.strict_json import MAX_INTEGER_DIGITS, check_part, loads, refuse
@@ -265,26 +264,20 @@ def set_values(text: str, changes: Sequence[tuple[Sequence[str], object]]) -> st
             if not isinstance(child, dict):
                 raise KeyError(key)
             branch = child
-        branch[path[-1]] = _Leaf(path, value)
+        branch[path[-1]] = (path, value)
     absent: list[_Leaf] = []
     done, parts = 0, list[str]()
     for start, end, encoded in sorted(_replacements(text, _skip(text, 0), tree, absent)):
         parts += text[done:start], encoded
         done = end
     text = "".join((*parts, text[done:]))
-    for leaf in absent:
-        text = set_value(text, leaf.path, leaf.value)
+    for path, value in absent:
+        text = set_value(text, path, value)
     return text
 
 
-@record
-class _Leaf:
-    """A value to set."""
-
-    path: Sequence[str]
-    value: object
-
-
+_Leaf = tuple[Sequence[str], object]
+"""The path of a value to set, and the value."""
 _Tree = dict[str, "_Tree | _Leaf"]
 
 
@@ -293,11 +286,11 @@ def _replacements(text: str, start: int, tree: _Tree, absent: list[_Leaf]) -> It
     entries = {entry.key: entry for entry in _entries(text, start) if entry.key in tree}
     for key, branch in tree.items():
         entry = entries.get(key)
-        if isinstance(branch, _Leaf):
+        if isinstance(branch, tuple):
             if entry is None:
                 absent.append(branch)
             else:
-                yield entry.value_start, entry.value_end, json.dumps(branch.value, ensure_ascii=True)
+                yield entry.value_start, entry.value_end, json.dumps(branch[1], ensure_ascii=True)
         elif entry is None or text[entry.value_start] != "{":
             raise KeyError(key)
         else:

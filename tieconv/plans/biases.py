@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.write_plan import AllZero
+from tieconv.plans.build import ALIKE
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, refuse
 from tieconv.text import Hint, shown
@@ -130,7 +131,6 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
 
 def _differing_copy(inspection: Inspection, name: str) -> str | None:
     """Return the other name of a bias pair if the two stored tensors differ, else ``None``."""
-    equal = {State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED}
     pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
-    differing = (tie for tie in pairs if any(member.state not in equal for member in tie.members))
+    differing = (tie for tie in pairs if any(member.state not in ALIKE for member in tie.members))
     return next((member.name for tie in differing for member in tie.members if member.name != name), None)

@@ -23,7 +23,8 @@ from tieconv.text import count, shown
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 """Files that the trainers of transformers and accelerate save beside a checkpoint."""
 
-ALIKE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
+EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
+ALIKE = EQUAL | {State.CANONICAL, State.ABSENT}
 """States of a member whose values are those of its group, now or once it is loaded."""
 
 

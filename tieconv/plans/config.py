@@ -388,13 +388,3 @@ _EDITORS: Mapping[str, Editor] = {
     "fp8": _fp8,
     "mlx": _mlx,
 }
-
-
-def flag_document(
-    inspection: Inspection, tied: bool
-) -> tuple[OutputText | None, tuple[SetConfig | DropConfig, ...]] | None:
-    """Return the config with the flag ``tied`` and fitting entries, ``None`` if it describes no quantisation."""
-    if inspection.quantisation is None:
-        return None
-
-    return config_with_flag(inspection, tied)

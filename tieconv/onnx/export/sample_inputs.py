@@ -175,7 +175,7 @@ class LeftOut:
 
 def reads_embeddings(cls: Any) -> bool:
     """Return whether the class is a decoder with a cache that takes `inputs_embeds` in place of token ids."""
-    return frozenset(signature(cls.forward).parameters) >= _CACHED
+    return _accepts(cls) >= _CACHED
 
 
 def left_out_parts(cls: Any, directory: str, stored: Iterable[str], *, images: bool) -> LeftOut:
@@ -200,8 +200,7 @@ def left_out_parts(cls: Any, directory: str, stored: Iterable[str], *, images: b
     if len(modules) < _PARTS or (images and not parts.modules):
         raise refused(cls.__name__, "does not say which of its modules is the language model")
     if images:
-        decoder = model.get_decoder()
-        accepted = frozenset(signature(decoder.forward).parameters)
+        accepted = _accepts(model.get_decoder())
         more = sorted(entry for entry in accepted - _TEXT if not entry.startswith("output_"))
         if more:
             raise refused(cls.__name__, f"passes {shown(', '.join(more), 200)} to its decoder besides inputs_embeds")

@@ -483,7 +483,7 @@ def around(node: ir.Node, dtype: ir.DataType) -> Around:
         if len(before) + len(behind) == matched:
             break
     narrow, widen = _cast(_maker(x, node)), _cast(only_user(final))
-    rank = _rank(x) or (_rank(narrow.inputs[0]) if narrow is not None else None)
+    rank = rank_of(x) or (rank_of(narrow.inputs[0]) if narrow is not None else None)
     if dtype is ir.DataType.FLOAT or rank == MATRIX:  # there are no Reshapes, or the casts need not move
         narrow = widen = None
     return Around(x, rank, float(alpha), tuple(before), tuple(behind), narrow, widen)
@@ -517,11 +517,12 @@ def _number(value: ir.Value | None, product: ir.Value | None) -> np.float32 | No
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size != 1:
         return None
-    rank = max(1, _rank(product) or 1)
+    rank = max(1, rank_of(product) or 1)
     return np.float32(tensor.numpy().reshape(-1)[0]) if len(tensor.shape) <= rank else None
 
 
-def _rank(value: ir.Value | None) -> int | None:
+def rank_of(value: ir.Value | None) -> int | None:
+    """Return the number of axes of a value, ``None`` if it is unknown."""
     return None if value is None or value.shape is None else len(value.shape)
 
 

@@ -132,7 +132,7 @@ class MatMulHead:
             return f"{'FusedMatMul' if target.form is HeadForm.FUSED else 'Gemm'} does not support {target.dtype.name}"
         if target.form is HeadForm.FUSED:
             return ""
-        if target.opset < ALLOWZERO and _rank(use.node.inputs[0]) != 2:
+        if target.opset < ALLOWZERO and find.rank_of(use.node.inputs[0]) != 2:
             return f"in opset {target.opset} a Reshape around Gemm would lose empty batches: use --head-form fused"
         return ""
 
@@ -176,10 +176,6 @@ def becomes_another_node(use: find.Use) -> bool:
 
 def _becomes_gemm(use: find.Use, target: Target) -> bool:
     return target.form is HeadForm.GEMM and becomes_another_node(use)
-
-
-def _rank(value: ir.Value | None) -> int | None:
-    return None if value is None or value.shape is None else len(value.shape)
 
 
 def _turned(target: Target) -> ir.Value:
@@ -295,7 +291,7 @@ class Lookup:
 
     def refuses(self, use: find.Use, target: Target) -> str:
         assert use.node is not None
-        if use.flipped and _rank(use.node.inputs[1]) is None:
+        if use.flipped and find.rank_of(use.node.inputs[1]) is None:
             return "a Gather has indices of unknown rank"
         return ""
 
@@ -323,7 +319,7 @@ def _turn(node: ir.Node, axis: int) -> list[int]:
     Rows of the transpose (axis 0) arrive as [C, indices…] and must become [indices…, C]. Columns (axis 1) need the
     inverse.
     """
-    rank = _rank(node.inputs[1])
+    rank = find.rank_of(node.inputs[1])
     assert rank is not None
     return [*range(1, rank + 1), 0] if axis == 0 else [rank, *range(rank)]
 

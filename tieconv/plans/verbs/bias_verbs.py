@@ -17,7 +17,7 @@ from tieconv.checkpoint.write_plan import Plan
 from tieconv.loaders.load import head_bias
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build, kept_promises, still_stored
+from tieconv.plans.build import ALIKE, build, kept_promises, still_stored
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, choose_values, guard_head, refuse
 from tieconv.plans.meaning import Note, Notes
@@ -25,8 +25,6 @@ from tieconv.text import Hint, count, option, shown
 
 IsZero = Callable[[TensorRecord], bool]
 """Prove whether every value of the record is zero."""
-
-_EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
 
 
 class BiasSurvivor(Choice):
@@ -79,7 +77,7 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
             "bias.absent",
         )
     edits = Edits(inspection.checkpoint)
-    differing = [member for member in tie.stored_members if member.state not in _EQUAL]
+    differing = [member for member in tie.stored_members if member.state not in ALIKE]
     source = next(member.name for member in tie.members if member.state is State.CANONICAL)
     notes: tuple[Note, ...] = ()
     if differing:

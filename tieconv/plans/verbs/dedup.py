@@ -14,12 +14,11 @@ from tieconv.checkpoint.write_plan import OutputStorage, Plan
 from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, TRANSFORMERS_448, has_class_448, load, releases
 from tieconv.loaders.loaded import Absence, Parameter
-from tieconv.plans.build import build, kept_promises
+from tieconv.plans.build import EQUAL, build, kept_promises
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout
 from tieconv.text import in_words, shown
 
-_EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 _WIDEST = 16
 """Bytes of the widest element."""
 
@@ -124,14 +123,14 @@ def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
     copies = [
         SharedGroup((), tuple((name, _READ) for name in duplicate.tensors if name not in named))
         for duplicate in inspection.duplicates
-        if duplicate.kind in _EQUAL
+        if duplicate.kind in EQUAL
     ]
     return (*ties, *copies)
 
 
 def _tied(inspection: Inspection, tie: Tie) -> SharedGroup | None:
     """Return the equal members of one tied group; ``None`` if no two members are equal."""
-    equal = [member for member in tie.stored_members if member.state in _EQUAL and not member.relation.is_empty]
+    equal = [member for member in tie.stored_members if member.state in EQUAL and not member.relation.is_empty]
     reference = next((member for member in tie.members if member.state is State.CANONICAL), None)
     if not equal or reference is None:
         return None

@@ -19,16 +19,14 @@ from tieconv.errors import RefusedError
 from tieconv.loaders.load import load, releases
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build, still_stored
-from tieconv.plans.config import flag_document, set_flag
+from tieconv.plans.build import EQUAL, build, still_stored
+from tieconv.plans.config import config_with_flag, set_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, choose_values, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Note
 from tieconv.plans.verbs.untie import plan_gguf_retie
 from tieconv.text import OUT, Hint, shown
-
-EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 
 
 class Survivor(Choice):
@@ -80,7 +78,7 @@ def plan_retie(
         promises=promises,
         options=options,
         notes=tuple(notes),
-        document=flag_document(inspection, True),
+        document=config_with_flag(inspection, True),
         spared=biases.dropped(edits),
     )
 
@@ -272,19 +270,14 @@ def folded(
         if not member.stored or member.name in (tie.canonical, reference.name):
             continue
         if member.name == fold.head:
-            edits.drop(member.name, _folding_because(member, tie, fold))
+            moved = f"the factors moved into {' and '.join(fold.values)}"
+            edits.drop(member.name, f"{tie.canonical} times {moved}, byte for byte")
         else:
-            edits.drop_equal(member.name, reference.name, _folding_because(member, tie, fold))
+            edits.drop_equal(member.name, reference.name, f"equal to {tie.canonical}, byte for byte")
     if reference.name != tie.canonical:
         edits.rename(reference.name, tie.canonical)
     tensors_changed = (fold.head, *fold.values)
     return (Note(_note(fold, norms), tensors_changed), *_passed_over(inspection, fold))
-
-
-def _folding_because(member: Member, tie: Tie, fold: NormFold) -> str:
-    if member.name != fold.head:
-        return f"equal to {tie.canonical}, byte for byte"
-    return f"{tie.canonical} times the factors moved into {' and '.join(fold.values)}, byte for byte"
 
 
 def _passed_over(inspection: Inspection, fold: NormFold) -> Iterator[Note]:

@@ -13,8 +13,8 @@ from tieconv.checkpoint.quantised_matrix import HEAD, PairState, QuantisedTables
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.checkpoint.value_type import Choice, record
 from tieconv.checkpoint.write_plan import Plan, Promises
-from tieconv.plans.build import ALIKE, build, promise
-from tieconv.plans.config import flag_document
+from tieconv.plans.build import ALIKE, EQUAL, build, promise
+from tieconv.plans.config import config_with_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
 from tieconv.plans.guards import again, guard_head, guard_layout, refuse
@@ -58,7 +58,7 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool) -> Plan:
         promises=promises,
         options=options,
         notes=notes,
-        document=flag_document(inspection, tied),
+        document=config_with_flag(inspection, tied),
         forced=force,
     )
     tables = inspection.quantised_tables
@@ -121,7 +121,7 @@ def _auto(inspection: Inspection) -> bool:
     if all(member.state in ALIKE or member.relation.is_empty for member in copies):
         return True
     unclear = [member for member in copies if not _plainly_apart(member)]
-    if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
+    if not unclear or all(member.state in EQUAL for member in unclear):
         return False
     first = unclear[0]
     reason = "is absent, but another name is stored separately" if not first.stored else difference_clause(first)
@@ -173,7 +173,7 @@ def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
         member.name
         for tie in gated(inspection)
         for member in tie.stored_members
-        if member.state in (State.IDENTICAL, State.ALIASED) and not is_foreign(inspection.checkpoint.config_values)
+        if member.state in EQUAL and not is_foreign(inspection.checkpoint.config_values)
     ]
     return tuple(
         f"{shown(name)} stays stored although the model is tied: tieconv retie drops it" for name in copies[:1]

@@ -13,8 +13,8 @@ from tieconv.loaders.llama_cpp import head_rule, load_error
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import ALIKE, build, still_stored
-from tieconv.plans.config import flag_document
+from tieconv.plans.build import ALIKE, EQUAL, build, still_stored
+from tieconv.plans.config import config_with_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, guard_contents, refuse
@@ -65,7 +65,7 @@ def plan_untie(inspection: Inspection, *, bias: BiasChoice = BiasChoice.KEEP, ke
         promises=promises,
         options=options,
         notes=tuple(notes),
-        document=None if flag is None else flag_document(inspection, flag),
+        document=None if flag is None else config_with_flag(inspection, flag),
         spared=biases.dropped(edits),
     )
 
@@ -90,7 +90,7 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int, kee
         origin = _origin(inspection, tie, member, source)
         if is_head and exponent:
             # Store E × 2**exponent as the head, which gives the tied logits without the scaling of the flag.
-            if member.stored and member.state not in (State.IDENTICAL, State.ALIASED):
+            if member.stored and member.state not in EQUAL:
                 refuse(
                     f"{shown(member.name)} differs from the embedding, and the flag also scales the logits",
                     "edit the flag by hand once you know which head is correct",

@@ -119,9 +119,9 @@ def svg(label: str, height: float, parts: Iterable[str]) -> str:
     )
 
 
-def ticks(span: Point, most: int = 5) -> list[tuple[float, str]]:
-    """Return round numbers inside a span, each with its text."""
-    raw = (span[1] - span[0]) / most
+def ticks(span: Point) -> list[tuple[float, str]]:
+    """Return about five round numbers inside a span, each with its text."""
+    raw = (span[1] - span[0]) / 5
     power: float = 10.0 ** floor(log10(raw))
     step = next((factor * power for factor in (1, 2, 5) if factor * power >= raw), 10 * power)
     first, final = ceil(span[0] / step - 1e-9), floor(span[1] / step + 1e-9)

@@ -26,7 +26,7 @@ def plain(text: str, style: str) -> str:
     return text
 
 
-def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", width: int | None = None) -> list[str]:
+def columns(rows: Iterable[Sequence[str]], indent: str = "  ", width: int | None = None) -> list[str]:
     """Return ``rows`` as lines with left-aligned columns. Rows may have different numbers of cells.
 
     The last column is not padded, and is wrapped at ``width`` columns if it is given.
@@ -37,7 +37,7 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", 
         for index, cell in enumerate(row[:-1]):
             widths[index] = max(widths[index], _seen(cell))
     leads = [
-        indent + "".join(cell + " " * (widths[i] - _seen(cell)) + gap for i, cell in enumerate(row[:-1]))
+        indent + "".join(cell + " " * (widths[i] - _seen(cell)) + "  " for i, cell in enumerate(row[:-1]))
         for row in table
     ]
     return [
