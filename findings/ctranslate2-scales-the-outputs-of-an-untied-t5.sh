@@ -3,13 +3,13 @@
 #
 # A tied T5 multiplies the last hidden state by d_model^-0.5 before its head, and an untied one does not. T5 1.1,
 # Flan-T5 and MADLAD-400 are untied. The converter decides by `config.tie_word_embeddings` of the loaded model.
-# transformers 5 sets that flag to True for each T5, and keeps the answer in `config.scale_decoder_outputs`. So with a
-# d_model of 64 each logit of an untied model is an eighth of what it should be, as at a temperature of 8. Greedy
-# search finds the same tokens, so a quick look shows nothing. Scores, sampling and beam search are wrong. The
-# converter says nothing. transformers says at the load that it does not tie, and advises to set the flag that it
-# overrules. The same folder is converted rightly with transformers 4.57.6. The documentation of the converter does
-# not mention it, and no public issue was found. Seen with ctranslate2 4.8.5, transformers 4.57.6 and 5.24.0, and
-# torch 2.13.0:
+# transformers 5 sets that flag to True for each T5, and keeps the answer in `config.scale_decoder_outputs` (pull
+# request 42815 of transformers). So with a d_model of 64 each logit of an untied model is an eighth of what it should
+# be, as at a temperature of 8. Greedy search finds the same tokens, so a quick look shows nothing. Scores, sampling
+# and beam search are wrong. The converter says nothing. transformers says at the load that it does not tie, and
+# advises to set the flag that it overrules. The same folder is converted rightly with transformers 4.57.6. The
+# documentation of the converter does not mention it, and no public issue was found. Seen with ctranslate2 4.8.5,
+# transformers 4.57.6 and 5.24.0, and torch 2.13.0:
 #   4.57.6, tied: log-probabilities of the model: True; text as with 4.57.6: greedy 8 of 8, beam 8 of 8
 #   4.57.6, untied: log-probabilities of the model: True; text as with 4.57.6: greedy 8 of 8, beam 8 of 8
 #   5.24.0, tied: log-probabilities of the model: True; text as with 4.57.6: greedy 8 of 8, beam 8 of 8
