@@ -65,7 +65,7 @@ def test_every_command_is_answered(recording: Recording) -> None:
             answer = recording["answers"][digest]
             assert "exception" not in answer and "usage: tieconv" not in answer.get("hint", ""), command
             assert (answer["exit"] == 2) == ("error" in answer) == ("hint" in answer), command
-            assert isinstance(answer["stdout"], dict) == (answer["exit"] < 2), command
+            assert (answer["stdout"]["schema"] == "tieconv.error/1") == (answer["exit"] == 2), command
 
 
 def test_no_path_of_the_machine_is_recorded(folder: Path, recording: Recording) -> None:

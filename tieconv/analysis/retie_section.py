@@ -92,10 +92,12 @@ def verdict(
 
 
 def _measured(related: Related) -> str:
-    """Return how sure a refusal is. A sample may have decided that no linear map is close."""
-    if related.linear and related.linear.interval:
-        return f"{EVERY_ROW}, but linear maps on {related.linear.rows:,} sampled rows"
-    return EVERY_ROW
+    """Return how sure a refusal is. A sample may have decided that no linear map, or no nearest row, is close."""
+    sampled = [f"linear maps on {related.linear.rows:,}"] if related.linear and related.linear.interval else []
+    sampled += (
+        [f"nearest rows on {related.asked:,}"] if related.retrieval and related.asked < related.moments.count else []
+    )
+    return f"{EVERY_ROW}, but {' and '.join(sampled)} sampled rows" if sampled else EVERY_ROW
 
 
 def _verdict(
