@@ -145,6 +145,17 @@ def test_copies_of_both(tmp_path: Path) -> None:
     assert report.exit_code == 1
 
 
+@pytest.mark.parametrize("rows", [[1, 9], {"embed_tokens": [1, 9]}, {"lm_head": [9]}])
+def test_token_rows_beyond_the_base_model(rows: object, tmp_path: Path) -> None:
+    """PEFT 0.21 fails to load the adapter: "index 9 is out of bounds for dimension 0 with size 8"."""
+    folder = tmp_path / "model"
+    tensors = {f"{WRAPPED}model.embed_tokens.token_adapter.trainable_tokens_delta": matrix(2)}
+    save_adapter(folder, tensors, base_of(folder), trainable_token_indices=rows)
+    (beyond,) = [finding for finding in api.inspect(folder).findings if finding.rule == "PEF004"]
+    assert beyond.message.startswith("The adapter replaces row 9, and the base model has 8 rows. peft fails to load")
+    assert beyond.remedy is not None and "--to 10" in beyond.remedy.command
+
+
 def test_model_with_an_adapter_beside_it_is_a_model(tmp_path: Path) -> None:
     folder = base_of(tmp_path / "model")
     save_adapter(folder, LORA, None)

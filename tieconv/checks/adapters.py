@@ -162,8 +162,8 @@ def rows_differ(inspection: Inspection) -> Iterator[Finding]:
     """The adapter was trained with another vocabulary size than its base model has.
 
     ## What it does
-    Compares the rows of an adapter's embedding and head with those of its base model. It skips an adapter whose base model
-    tieconv cannot read.
+    Compares the rows of an adapter's embedding and head with those of its base model. It also compares the rows that
+    `trainable_token_indices` lists. It skips an adapter whose base model tieconv cannot read.
 
     ## Why it matters
     Tokens were added before the training, and the base model was not saved with them. peft fails to load the adapter: "size
@@ -190,6 +190,15 @@ def rows_differ(inspection: Inspection) -> Iterator[Finding]:
         for module, stored in vocabulary_rows(inspection).items()
         if in_vocabulary(module, base) and stored != embedding.shape[0]
     }
+    adapter = inspection.checkpoint.adapter
+    listed = adapter.token_rows if adapter is not None and not rows else ()
+    highest_row = max((max(ids) for module, ids in listed if in_vocabulary(module or embedding.name, base)), default=-1)
+    if highest_row >= embedding.shape[0]:
+        yield rows_differ.finding(
+            f"The adapter replaces row {highest_row}, and the base model has {count(embedding.shape[0], 'row')}. peft fails to "
+            "load the adapter: index out of bounds. Resize the base model first.",
+            remedy=remedies.resize(base, to=highest_row + 1, safe=False),
+        )
     if not rows:
         return
     stored = next(iter(rows.values()))
@@ -221,7 +230,7 @@ def vocabulary_rows(inspection: Inspection) -> dict[str, int]:
 
 def in_vocabulary(module: str, base: Inspection) -> bool:
     """Return whether a module of the adapter is the input embedding or the output head of the base model."""
-    head = base.head.output_head
+    head, module = base.head.output_head, module.removesuffix(".weight")
     names = [base.head.input_embedding.name if base.head.input_embedding else "", head.name if head else ""]
     names += [member.name for tie in base.ties if tie is base.word_tie for member in tie.members]
     return _leaf(module) in {_leaf(name.removesuffix(".weight")) for name in names if name}
