@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tieconv.architectures.effective_flag import DERIVED_KEY
 from tieconv.architectures.stored_names import missing_layers, surplus_layers, unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
@@ -80,7 +81,7 @@ def _is_found(checkpoint: Checkpoint) -> bool:
     return named and (index is None or isinstance(index.value.get("metadata"), Mapping))
 
 
-_UNUSUAL = {WEIGHTS_KEY, "quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
+_UNUSUAL = {DERIVED_KEY, WEIGHTS_KEY, "quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
 
 
 def _is_stored_once(tie: Tie) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.architectures import loads_both, unexplained
-from tieconv.checkpoint.family import Role
+from tieconv.architectures.effective_flag import DERIVED_KEY, text_config
+from tieconv.checkpoint.family import FlagMeaning, Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import OtherShape
@@ -189,6 +190,39 @@ def _remedy(inspection: Inspection) -> Remedy | None:
         return None
     verb = remedies.retie if inspection.config.effective else remedies.untie
     return verb(inspection, safe=True)
+
+
+@rule("TIE014", "logit-scale", Level.WARNING)
+def logit_scale(inspection: Inspection) -> Iterator[Finding]:
+    """The config gives the logits of T5 another scale in transformers 5 than in transformers 4.
+
+    ## What it does
+    Compares `scale_decoder_outputs` with the tie flag, for T5, LongT5 and Pop2Piano. It reports a config without the flag too.
+
+    ## Why it matters
+    These classes multiply the logits by `d_model**-0.5`. transformers 4 does so if the flag is true, transformers 5 if this
+    key is true. The order of the tokens stays the same. Probabilities, loss and sampling change. transformers 5.24 writes
+    such a config for `T5Config(tie_word_embeddings=False)`.
+
+    ## Example
+
+        warning TIE014: scale_decoder_outputs is false, but the config says tied.
+        transformers 4 multiplies the logits by d_model**-0.5, transformers 5 does
+        not.
+
+    ## How to fix
+    Find out with which release the model was trained. For one release, write the value into the config by which it computes
+    the same. No config serves both, unless the flag and this key agree.
+    """
+    config, family = text_config(inspection), inspection.family
+    scaled, tied = config.get(DERIVED_KEY), inspection.config.effective
+    derives = FlagMeaning.DERIVES in (family.meaning_v5, family.meaning_v4)
+    if derives and isinstance(scaled, bool) and inspection.config.known and scaled is not tied:
+        first, second = (5, 4) if scaled else (4, 5)
+        yield logit_scale.finding(
+            f"{DERIVED_KEY} is {str(scaled).lower()}, but the config says {inspection.config.verdict}. transformers {first} "
+            f"multiplies the logits by d_model**-0.5, transformers {second} does not."
+        )
 
 
 @rule("TIE001", "different-values", Level.ERROR)

@@ -23,6 +23,7 @@ OF_THE_PAIR = ("TIE", "NUM", "VOC", "QNT", "HED", "CON", "STO002")
 STAYS = {
     "TIE012",
     "TIE013",
+    "TIE014",
     "CON004",
     "CON005",
     "VOC001",
