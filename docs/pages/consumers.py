@@ -36,8 +36,8 @@ INTRO = """\
 | `unknown` | tieconv claims nothing: the source was not read, or bytes were not compared |
 
 The outcome is about embedding, head and head bias. safetensors and mlx-lm also fail for a
-[missing layer](rules.md#sto006-missing-layer). The others may leave it random, with the same outcome for the head.
-Their rows then end with the rule to read.
+[missing layer](rules.md#sto006-missing-layer). What the others do without it was not compared: some fail, and
+some leave it random. Their rows end with the rule to read.
 
 The value of `--for` is a list of loaders with commas. A name alone selects every known version. `>=`, `<=`, `==`, `<`
 and `>` select by version. The selection is the union of the parts, and `all` selects every loader.

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import tieconv
 import tieconv as api
+from tests.checks.fixtures.files import FIRST, SECOND
 from tests.checks.fixtures.model import (
     BART,
     BERT,
@@ -345,3 +346,15 @@ def test_what_an_adapter_beside_the_weights_does(stored: str, later: str, legacy
     assert f"transformers 5.24 {later}, and transformers 4.57 {legacy}." in finding.message
     (folder / "config.json").unlink()
     assert "PEF006" not in {finding.rule for finding in api.inspect(folder).findings}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_tensor_in_another_shard_is_found_if_the_index_names_that_shard(tmp_path: Path, listed: bool) -> None:
+    """transformers 4.57 and 5.23, accelerate 1.15 and mlx-lm 0.32 read every shard that the index names."""
+    norm = "model.norm.weight"
+    shards = {FIRST: {EMBED: matrix()}, SECOND: {HEAD: matrix(seed=1), norm: vector()}}
+    mapped = {EMBED: FIRST, HEAD: FIRST, **({norm: SECOND} if listed else {})}
+    folder = save_shards(tmp_path / "model", flagged(LLAMA, False), shards, mapped)
+    (finding,) = [finding for finding in api.inspect(folder).findings if finding.rule == "IDX001"]
+    assert str(finding.level) == ("warning" if listed else "error")
+    assert ("reads all shards of the index, so it finds it" in finding.message) is listed

@@ -20,11 +20,13 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
     """The index lists tensors that the shards do not hold.
 
     ## What it does
-    Reports names in the `weight_map` of the index whose shard exists but does not hold them.
+    Reports names in the `weight_map` of the index whose shard exists but does not hold them. It is a warning if other shards
+    of the index hold them.
 
     ## Why it matters
     A loader opens the shard for that name. Then it fails or fills the parameter with random values. Usually a tool dropped
-    the head from its shard but not from the index.
+    the head from its shard but not from the index. Some loaders read every shard of the index: transformers 4.57 and 5.23,
+    accelerate 1.15 and mlx-lm 0.32. They find a tensor that another shard holds.
 
     ## Example
     An index that still lists `lm_head.weight`:
@@ -43,10 +45,14 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
         homes = [*dict.fromkeys(stored[name].range.file for name in caution.tensors if name in stored)]
         them, do = evidence.verb(caution.tensors, "it", "them"), evidence.verb(wrong, "does", "do")
         home = f" {evidence.verb(caution.tensors, 'It is', 'They are')} in {evidence.listed(homes)}." if homes else ""
+        elsewhere = all(name in stored for name in caution.tensors) and {*homes} <= {*shards.values()}
+        if elsewhere:
+            home += f" transformers reads all shards of the index, so it finds {them}."
         yield absent_tensor.finding(
             f"The index lists {evidence.listed(caution.tensors)} in {evidence.listed(wrong)}, which {do} not hold {them}."
             f"{home} A loader that looks for {them} there fails.",
             caution.tensors,
+            level=Level.WARNING if elsewhere else Level.ERROR,
             remedy=remedies.reindex(inspection, safe=False),
         )
 

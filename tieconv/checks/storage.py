@@ -266,8 +266,8 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
     number on. Layers for the prediction of several tokens (MTP) follow the last one, and are not reported.
 
     ## Why it matters
-    transformers leaves these layers out and only prints a load report. So the model computes something else than the
-    stored one. mlx-lm fails to load a model whose layers are alike. One cause is the config of a smaller model beside the
+    transformers leaves these layers out and only prints a load report. If the model was trained with
+    them, it then computes something else. mlx-lm fails to load a model whose layers are alike. One cause is the config of a smaller model beside the
     weights. Another is a number that somebody lowered for a test.
 
     ## Example
