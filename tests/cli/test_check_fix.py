@@ -121,6 +121,9 @@ def test_unsafe_remedies_are_left(model: Copy, tmp_path: Path) -> None:
     assert result.exit_code == 1 and not (tmp_path / "out").exists()
     assert "not fixed: TIE003: tieconv retie" in result.stderr and "review first" in result.stderr
     assert "not written: its findings have no safe remedy" in result.stderr
+    previewed = run("check --fix", folder).stderr
+    assert "not fixed: TIE003: tieconv retie" in previewed and "review first" in previewed
+    assert "give -o OUT" not in previewed, "there is nothing that it would write"
     assert snapshot(folder) == before
 
 

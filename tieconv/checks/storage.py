@@ -224,8 +224,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
-    If the class gives all layers the same tensors, it also reports the weights that a single layer lacks. Their
-    biases count too. It also looks for the parameters beside the layers that the class has with every config. An example is the
+    If the class gives all layers the same tensors, it also reports the weights that a single layer lacks. Their biases
+    count too. It also looks for the parameters beside the layers that the class has with every config. An example is the
     last norm. It compares no values.
 
     The class must be in the table, and the stored layers must have its names. It does not compare layers of fewer than four
@@ -266,9 +266,9 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
     number on. Layers for the prediction of several tokens (MTP) follow the last one, and are not reported.
 
     ## Why it matters
-    transformers leaves these layers out and only prints a load report. If the model was trained with
-    them, it then computes something else. mlx-lm fails to load a model whose layers are alike. One cause is the config of a smaller model beside the
-    weights. Another is a number that somebody lowered for a test.
+    transformers leaves these layers out and only prints a load report. If the model was trained with them, it then computes
+    something else. mlx-lm fails to load a model whose layers are alike. One cause is the config of a smaller model beside
+    the weights. Another is a number that somebody lowered for a test.
 
     ## Example
     A Llama with 5 layers whose config says 4:

@@ -177,7 +177,8 @@ def run(arguments: Arguments) -> int:
         say(f"wrote {shown(path)}")
     if any(map(is_collection, arguments.models)) and report.models and arguments.format == "text":
         echo(f"\n{check_text.table(report)}", err=arguments.output_file is not None)
-    fixed = check_text.fix_lines(report, fix=arguments.fix, out=arguments.output is not None, writes=arguments.writes)
+    written = {"out": arguments.output is not None, "writes": arguments.writes, "planned": bool(outcomes)}
+    fixed = check_text.fix_lines(report, fix=arguments.fix, **written)
     lead = f"{click.style('note', fg='cyan')}: "
     notes = (line for note in report.notes for line in wrapped(note, lead, width(sys.stderr)))
     lines = [*fixed, *notes]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from tieconv.checkpoint.finding import REVIEW_FIRST, Action
+from tieconv.checkpoint.finding import REVIEW_FIRST, Action, Remedy
 from tieconv.checkpoint.graph_plan import GraphOutcome
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure, Fix
 from tieconv.checkpoint.write_plan import Outcome
@@ -178,10 +178,14 @@ class Fixer:
             if remedy is None:
                 continue
             if not remedy.safe:
-                yield Fix(remedy.command, (entry.finding.rule,), REVIEW_FIRST.strip("()"))
+                yield _unsafe(remedy, entry.finding.rule)
             elif remedy.action is not None:
                 key = (remedy.action.verb, remedy.action.options)
                 yield Fix(remedy.command, (entry.finding.rule,), self.refused.get(key, "the remedy was not applied"))
+
+
+def _unsafe(remedy: Remedy, rule: str) -> Fix:
+    return Fix(remedy.command, (rule,), REVIEW_FIRST.strip("()"))
 
 
 def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple[str, ...]]]:
@@ -198,7 +202,8 @@ def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple
 def preview(model: CheckedModel, counts: Counts, plan: Plan) -> tuple[CheckedModel, tuple[Outcome | GraphOutcome, ...]]:
     """Return the model with its refused remedies, and the plans of those that would be tried first."""
     outcomes: list[Outcome | GraphOutcome] = []
-    refused: list[Fix] = []
+    remedies = [(entry.finding.rule, entry.finding.remedy) for entry in filter(counts, model.findings)]
+    refused = [_unsafe(remedy, rule) for rule, remedy in remedies if remedy is not None and not remedy.safe]
     for action, rules in actions(model, counts):
         try:
             if not model.is_target(action):

@@ -83,10 +83,11 @@ def _row(report: CheckReport, model: CheckedModel) -> tuple[str, ...]:
     return name, verdict, *counts, rules
 
 
-def fix_lines(report: CheckReport, *, fix: bool, out: bool, writes: bool) -> Iterator[str]:
+def fix_lines(report: CheckReport, *, fix: bool, out: bool, writes: bool, planned: bool) -> Iterator[str]:
     """Yield the result of each remedy, and a line if nothing was written.
 
-    ``fix`` is set with --fix, ``out`` with -o, and ``writes`` with -o or --in-place.
+    ``fix`` is set with --fix, ``out`` with -o, ``writes`` with -o or --in-place. ``planned`` says that plans were
+    printed.
     """
     for model in report.models:
         for remedy in model.fixes:
@@ -99,7 +100,7 @@ def fix_lines(report: CheckReport, *, fix: bool, out: bool, writes: bool) -> Ite
             yield f"wrote {shown(model.output)}: verified and checked again"
         elif fix and model.failure is None and not any(map(report.counts, model.findings)):
             yield f"{shown(model.source)}: nothing to fix"
-        elif out and model.failure is None:
+        elif (out or (fix and not planned)) and model.failure is None:
             yield f"{shown(model.source)}: not written: its findings have no safe remedy"
-    if fix and not writes:
+    if planned:
         yield "nothing was written: give -o OUT or --in-place"
