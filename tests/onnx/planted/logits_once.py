@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from tieconv.onnx.parity import passes as torch_runs
 
@@ -25,7 +28,9 @@ class _Kept:
 
 @contextmanager
 def logits_once() -> Iterator[None]:
-    """Take the logits of the reference and of the floor from an earlier run of the same model, precision and batches.
+    """Take the logits of the reference and of the floor from an earlier run of the same weights, precision and batches.
+
+    A quantised graph is measured against its own weights in the checkpoint's model, so the model's path is no key.
 
     A user's own batch, and rows of `inputs_embeds`, are always run.
     """
@@ -34,7 +39,9 @@ def logits_once() -> Iterator[None]:
     def once(run: Run) -> Run:
         def filled(reference: Any, work: Any, store: Any, name: str) -> None:
             path = getattr(reference.model, "name_or_path", "")
-            key = name, path, reference.dtype, repr(work.cells), work.kind, work.types, work.placed
+            parameters = (tensor.detach().cpu().contiguous().view(-1) for tensor in reference.model.parameters())
+            weights = tuple(zlib.crc32(tensor.view(torch.uint8).numpy()) for tensor in parameters)
+            key = name, path, weights, reference.dtype, repr(work.cells), work.kind, work.types, work.placed
             if not path or work.own is not None or work.rows_drawn is not None:
                 run(reference, work, store, name)
                 return
