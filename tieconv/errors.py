@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tieconv.text import shown
+
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What Python raises if a value of a document has another type, size or range than its reader expects."""
 
@@ -86,5 +88,20 @@ class NotRunError(TieconvError):
         self.fallback = fallback
 
 
-CHAINED, CHAINED_HINT = "it chains or nests more parts than Python follows", "store it again with fewer"
-"""What is said of a `RecursionError`, and the next step."""
+def explained(error: Exception, model: str = "") -> tuple[str, str]:
+    """Return the sentence and the hint of any error. One that is not tieconv's own is said of ``model``, if given."""
+    if isinstance(error, TieconvError):
+        return error.message, error.command_hint
+    about, again = (f"{shown(model)}: ", "tieconv inspect") if model else ("", "again")
+    if isinstance(error, OSError):
+        where = shown(error.filename or model or "a file or standard output")
+        return f"{where}: {(error.strerror or str(error)).lower()}", "check the path, its permissions and the disk"
+    if isinstance(error, MemoryError):
+        return f"{about}out of memory", "close other programs; if it happens again, report it as a bug"
+    if isinstance(error, RecursionError):
+        chained = "it chains or nests more parts than Python follows"
+        return f"{about or 'the model cannot be followed: '}{chained}", "store it again with fewer"
+    if isinstance(error, ModuleNotFoundError) and error.name == "numpy":
+        return f"{about}this needs numpy, which is not installed", "install it: pip install numpy"
+    hint = f"this is a bug in tieconv; run {again} with --traceback and report the output"
+    return f"{about}unexpected {type(error).__name__}: {shown(error)}", hint

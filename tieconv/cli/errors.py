@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tieconv.cli.screen import document, echo, has_colour, has_document, reset
-from tieconv.errors import CHAINED, CHAINED_HINT, TieconvError
+from tieconv.errors import explained
 from tieconv.text import close, path_word, shown
 from tieconv.version import VERSION
 
@@ -132,10 +132,6 @@ def _lines(message: str) -> list[str]:
 # Turn every error into one sentence, one hint and an exit code.
 
 
-_BUG_HINT = "this is a bug in tieconv; run again with --traceback and report the output"
-_SYSTEM_HINT = "check the path, its permissions and the disk"
-
-
 class ErrorBoundary(click.Group):
     """Turn every error of a command into one sentence. Show a traceback only with `--traceback`."""
 
@@ -183,7 +179,7 @@ class ErrorBoundary(click.Group):
                 for part in traceback.format_exception(error):
                     for line in part.splitlines():
                         echo(shown(line, 1000), err=True)
-            sentence, hint, code = ending(error)
+            sentence, hint = explained(error)
             tell(sentence, hint)
             as_json = {"--json", "--format=json"} & {*argv} or ("--format", "json") in pairwise(argv)
             if as_json and not has_document():
@@ -191,23 +187,7 @@ class ErrorBoundary(click.Group):
 
                 facts = {"error": sentence, "hint": hint, "code": getattr(error, "code", type(error).__name__)}
                 document(json.dumps({"schema": "tieconv.error/1", "tieconv": VERSION, **facts}, indent=2))
-            sys.exit(code)
-
-
-def ending(error: Exception) -> tuple[str, str, int]:
-    """Return the sentence, the hint and the exit code of an error."""
-    if isinstance(error, TieconvError):
-        return error.message, error.command_hint, error.exit_code
-    if isinstance(error, MemoryError):
-        return "out of memory", "close other programs; if it happens again, report it as a bug", 2
-    if isinstance(error, RecursionError):
-        return f"the model cannot be followed: {CHAINED}", CHAINED_HINT, 2
-    if isinstance(error, OSError):
-        where = shown(error.filename or "a file or standard output")
-        return f"{where}: {(error.strerror or str(error)).lower()}", _SYSTEM_HINT, 2
-    if isinstance(error, ModuleNotFoundError) and error.name == "numpy":
-        return "this needs numpy, which is not installed", "install it: pip install numpy", 2
-    return f"unexpected {type(error).__name__}: {shown(error)}", _BUG_HINT, 2
+            sys.exit(getattr(error, "exit_code", 2))
 
 
 def _have_streams() -> None:

@@ -19,8 +19,9 @@ from tieconv.api.check import expand, find_policy, read_lists
 from tieconv.api.fleet import fleet_check, fleet_report, fleet_run, has_tables
 from tieconv.cli import options as shared
 from tieconv.cli.check import engine_of, engine_options, rule_options
-from tieconv.cli.errors import WrongUsage, ending
+from tieconv.cli.errors import WrongUsage
 from tieconv.cli.screen import count_progress, document, echo, paint, say, width
+from tieconv.errors import explained
 from tieconv.install import install_command
 from tieconv.reporters.text import wrapped
 from tieconv.text import count, shell_word, shown, size
@@ -118,8 +119,7 @@ def _ended(arguments: Sequence[str]) -> tuple[int, tuple[str, str] | None]:
     except WrongUsage as error:
         return error.exit_code, (error.message, error.hint)
     except Exception as error:  # noqa: BLE001 - every error belongs to its model
-        message, hint, code = ending(error)
-        return code, (message, hint)
+        return getattr(error, "exit_code", 2), explained(error)
     return 0, None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
-from tieconv.errors import CHAINED, CHAINED_HINT, DestinationError, RefusedError, TieconvError
+from tieconv.errors import DestinationError, RefusedError, explained
 from tieconv.formats.strict_json import line_of, parse_line
 from tieconv.gate.model_sources import is_weight
 from tieconv.gate.policy import Policy
@@ -93,7 +93,6 @@ def _with_action(entry: CheckedFinding, recorded: list[Any] | None) -> CheckedFi
 
 
 Inspect = Callable[[str], Inspection]
-_BUG = "this is a bug in tieconv: report it with the output of tieconv inspect --traceback"
 _UNKNOWN_LOADER = "consumers.unknown"
 
 
@@ -104,21 +103,10 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
     """
     try:
         inspection = inspect(path)
-    except TieconvError as error:
-        if isinstance(error, RefusedError) or error.code == _UNKNOWN_LOADER:
+    except Exception as error:
+        if isinstance(error, RefusedError) or getattr(error, "code", "") == _UNKNOWN_LOADER:
             raise
-        return CheckedModel(path, failure=Failure(error.message, error.command_hint))
-    except MemoryError:
-        return CheckedModel(path, failure=Failure(f"{shown(path)}: out of memory", "close other programs"))
-    except RecursionError:
-        return CheckedModel(path, failure=Failure(f"{shown(path)}: {CHAINED}", CHAINED_HINT))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        where = shown(error.filename or path)
-        return CheckedModel(path, failure=Failure(f"{where}: {reason}", "check the path, its permissions and the disk"))
-    except Exception as error:  # noqa: BLE001 - a bug is reported with its model
-        problem = f"unexpected {type(error).__name__}: {shown(error)}"
-        return CheckedModel(path, failure=Failure(f"{shown(path)}: {problem}", _BUG))
+        return CheckedModel(path, failure=Failure(*explained(error, path)))
     unread = [member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD]
     return CheckedModel(
         path,
