@@ -212,7 +212,7 @@ function choose(slot, entries) {
   const bytes = inside.reduce((sum, { data }) => sum + data.size, 0);
   const what = `${directory ? top : inside.map((entry) => entry.name).join(", ")}: ${inside.length} ${inside.length === 1 ? "file" : "files"}, ${mega(bytes)}`;
   const whole = directory || inside.some((entry) => /config\.json$|\.(gguf|onnx)$/.test(entry.name));
-  const advice = ". There is no config.json: choose it with the weights, so that tieconv knows the model's class.";
+  const advice = ". config.json is missing: choose it with the weights, so that tieconv knows the model's class.";
   use(slot, { name, entries: inside, alone: !directory && inside.length === 1 }, what + (whole ? "" : advice));
 }
 

@@ -357,4 +357,4 @@ def test_a_tensor_in_another_shard_is_found_if_the_index_names_that_shard(tmp_pa
     folder = save_shards(tmp_path / "model", flagged(LLAMA, False), shards, mapped)
     (finding,) = [finding for finding in api.inspect(folder).findings if finding.rule == "IDX001"]
     assert str(finding.level) == ("warning" if listed else "error")
-    assert ("reads all shards of the index, so it finds it" in finding.message) is listed
+    assert ("read all shards of the index, so they find it" in finding.message) is listed

@@ -75,13 +75,13 @@ def analyze(
         )
 
 
-# Measure how the tables of a model change over its revisions.
-
-
 def _asked_exactly(exact: bool | None, neighbours: str) -> bool | None:
     spellings = {"auto": exact, "exact": True, "sampled": False}
     check_choice("neighbours", neighbours, spellings)
     return spellings[neighbours]
+
+
+# Measure how the tables of a model change over its revisions.
 
 
 def analyze_revisions(

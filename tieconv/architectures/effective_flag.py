@@ -230,10 +230,13 @@ def vocabulary_sizes(inspection: Inspection) -> dict[str, int]:
 
 
 def predicted_tokens(inspection: Inspection) -> tuple[str, int] | None:
-    """Return the config's key for how many rows of the head predict a token, with its value; ``None`` without one."""
+    """Return the config's key for how many rows of the head predict a token, with its value; ``None`` without one.
+
+    Only the classes of Inkling read such a key (transformers 5.24, ``models/inkling*``).
+    """
     sizes = _sizes(inspection.checkpoint.config_values, "", 0)
     cut = next((item for item in sizes if item[0].rpartition(".")[2] == "unpadded_vocab_size"), None)
-    return cut if inspection.family.knowledge is Knowledge.TABLE else None
+    return cut if inspection.family.architecture.startswith("Inkling") else None
 
 
 def vocabulary_rows(inspection: Inspection) -> dict[str, int]:

@@ -197,13 +197,15 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,3}")
 
 def _stored_lists(
     inspection: Inspection,
-) -> Iterator[tuple[str, int, str, dict[str, set[str]], tuple[bool, list[str]]]]:
+) -> Iterator[tuple[str, int, str, dict[str, Collection[str]], tuple[bool, list[str]]]]:
     """Yield each stored list of layers: the config's number in words, the number, and the start of its names.
 
     The names in each layer follow, with all names under ``""``, and what `layer_lists` knows about the list.
     """
     checkpoint, family = inspection.checkpoint, inspection.family
-    names = {*checkpoint.tensors, *(weight_map(checkpoint.index) if checkpoint.unread else ())}
+    names: Collection[str] = checkpoint.tensors
+    if checkpoint.unread:
+        names = {*names, *weight_map(checkpoint.index)}
     for start, key, alike, beside in layer_lists(family):
         level, _, name_of_total = key.rpartition(".")
         total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)

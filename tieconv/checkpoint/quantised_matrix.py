@@ -230,12 +230,15 @@ def parts_of(module: str, stored: Collection[str]) -> Iterator[tuple[str, str]]:
     start = f"{module}."
     layers = (".weight", ".bias") if f"{start}weight" in stored else ()
     for name in stored:
-        if name.startswith(start):
-            end = name[len(start) :]
+        if not name.startswith(module):
+            continue
+        end = name[len(module) :]
+        if end in _BESIDE:
+            yield end, name
+        elif end.startswith("."):
+            end = end[1:]
             if end != "bias" and not end.startswith(_INSIDE) and not end.endswith(layers):
                 yield end, name
-        elif name.startswith(module) and name[len(module) :] in _BESIDE:
-            yield name[len(module) :], name
 
 
 def quantised_twin(name: str, stored: Collection[str]) -> str | None:

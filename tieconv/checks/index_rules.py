@@ -47,7 +47,7 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
         home = f" {evidence.verb(caution.tensors, 'It is', 'They are')} in {evidence.listed(homes)}." if homes else ""
         elsewhere = all(name in stored for name in caution.tensors) and {*homes} <= {*shards.values()}
         if elsewhere:
-            home += f" transformers reads all shards of the index, so it finds {them}."
+            home += f" transformers 4.57 and 5.23 read all shards of the index, so they find {them}."
         yield absent_tensor.finding(
             f"The index lists {evidence.listed(caution.tensors)} in {evidence.listed(wrong)}, which {do} not hold {them}."
             f"{home} A loader that looks for {them} there fails.",

@@ -25,11 +25,15 @@ from tieconv.loaders.transformers5 import flag_refusals, load_dtype
 from tieconv.text import shown
 
 _LOADER = "vLLM"
+_OLD, _READ = "0.5.3", "vllm 0.5.3.post1, models/llama.py, load_weights"
 _PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 
 
 def load(inspection: Inspection, *, release: str) -> Loaded:
     """Return the head and the embedding in vLLM's class of the architecture."""
+    if release == _OLD and inspection.family.architecture != "LlamaForCausalLM":
+        return stopped(_LOADER, unknown(f"tieconv read vLLM {_OLD} for LlamaForCausalLM alone"))
+    is_old, release = release == _OLD, "0.28" if release == _OLD else release
     inspection = _safetensors_first(inspection)
     refusal = _native(inspection) or next(_class_refused(inspection, release), None)
     refusal = refusal or evidence.by_pattern(
@@ -41,15 +45,9 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     kind, pair = known
     model = evidence.PairModel(_LOADER, inspection, pair, has_bias=_has_bias(inspection, kind), absence=Absence.MEMORY)
     tables = Tables(model, kind)
+    if is_old and tables.old_error:
+        return stopped(_LOADER, Refusal(Cause.NAMES, tables.old_error))
     return tables.loaded_028() if release == "0.28" else tables.loaded_033()
-
-
-def load_053(inspection: Inspection) -> Loaded:
-    """Return the same before 0.5.4, which differs for a copy of the head. Its source was read for one class."""
-    if inspection.family.architecture != "LlamaForCausalLM":
-        return stopped(_LOADER, unknown("tieconv read vLLM 0.5.3 for LlamaForCausalLM alone"))
-    loaded = load(inspection, release="0.28")
-    return stopped(_LOADER, Refusal(Cause.NAMES, loaded.remark)) if "KeyError" in loaded.remark else loaded
 
 
 def _has_bias(inspection: Inspection, kind: str) -> bool:
@@ -134,7 +132,9 @@ CONSUMERS = (
         ran=("0.32.0",),
     ),
 )
-OLD = Consumer("vllm", "0.5.3", (0, 5, 3), "vllm 0.5.3.post1, models/llama.py, load_weights", load_053, (0, 5, 4), True)
+OLD = replace(
+    CONSUMERS[0], version=_OLD, since=(0, 5, 3), before=(0, 5, 4), cited=_READ, load=partial(load, release=_OLD), ran=()
+)
 """A release that only its exact version selects."""
 
 
@@ -151,6 +151,16 @@ class Tables:
     model: evidence.PairModel
     kind: str
 
+    @property
+    def old_error(self) -> str:
+        """What vLLM before 0.5.4 does with a copy of a tied Llama's head; empty without one.
+
+        Read in the sources of 0.5.3.post1, which looks up every stored name, and of 0.5.4, which skips this one.
+        """
+        pair, llama = self.model.pair, self.model.inspection.family.architecture == "LlamaForCausalLM"
+        copied = llama and self._flag and pair.has_embedding and pair.has_head
+        return f"vLLM before 0.5.4 fails with KeyError: '{shown(pair.head)}', by its source" if copied else ""
+
     def loaded_028(self) -> Loaded:
         """Return the model before 0.29: the tie flag decides."""
         tied = self._flag
@@ -161,11 +171,7 @@ class Tables:
         pair = self.model.pair
         skips = "skips always" in self.kind or ("skips" in self.kind and tied)
         if skips or pair.has_embedding or not pair.has_head:
-            # Read in the sources of 0.5.3.post1, which looks up every stored name, and of 0.5.4, which skips this one.
-            llama = self.model.inspection.family.architecture == "LlamaForCausalLM"
-            copy = llama and pair.has_embedding and pair.has_head
-            old = f"vLLM before 0.5.4 fails with KeyError: '{shown(pair.head)}', by its source" if copy else ""
-            return self._checked(self.model.tied(pair.embedding, in_order=not skips, remark=old), tied)
+            return self._checked(self.model.tied(pair.embedding, in_order=not skips, remark=self.old_error), tied)
         return self._checked(self.model.tied(pair.head), tied)
 
     def loaded_033(self) -> Loaded:
