@@ -22,13 +22,13 @@ def targets_tie(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Reports a PEFT adapter with low-rank parts for the tied embedding or head of a base model. It is a warning if tieconv
-    cannot read the base model, which may be untied. The rule skips adapters that were trained with `ensure_weight_tying`,
-    because they keep the pair equal.
+    cannot read the base model, which may be untied.
 
     ## Why it matters
     While the adapter is loaded, the head and the embedding have different parts. A merge adds both parts to the one matrix.
     The merged model generates garbage, and nothing can recover the training from the merged file. PEFT only prints a
-    warning when it creates the adapter.
+    warning when it creates the adapter. With `ensure_weight_tying`, peft 0.21.2 adds the one change twice. On a base model
+    in bfloat16 the two parts also differ (measured).
 
     ## Example
     An adapter that targets `lm_head` of a tied Llama:
@@ -40,13 +40,11 @@ def targets_tie(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     Untie the base model first. Then load and merge the adapter there: `PeftModel.from_pretrained(untied, ADAPTER)`. The
     config of the adapter still contains the tied model, so the finding stays. The logits stay the same except for rounding
-    (measured with peft 0.21: a difference of at most 5e-7).
+    (measured with peft 0.21: a difference of at most 5e-7). With `ensure_weight_tying`, PEFT stores the embedding alone in
+    `target_modules` of `adapter_config.json`. Add the head there, or PEFT ignores its part on an untied model.
     """
-    adapter = inspection.checkpoint.adapter
-    if adapter is None or adapter.tied:
-        return
-    modules = in_pair(changed(inspection), inspection.base)
-    if not modules:
+    adapter, modules = inspection.checkpoint.adapter, in_pair(changed(inspection), inspection.base)
+    if adapter is None or not modules:
         return
     start = f"The adapter changes {evidence.listed(modules)}, but its base model"
     tie = tied_pair(inspection.base)
@@ -55,8 +53,9 @@ def targets_tie(inspection: Inspection) -> Iterator[Finding]:
         return
     others = evidence.listed(member.name for member in tie.members if member.name != tie.canonical)
     yield targets_tie.finding(
-        f"{start} ties {others} to {evidence.listed([tie.canonical])}. A merge adds the change to the matrix that "
-        "both use. Merge the adapter into the untied model instead.",
+        f"{start} ties {others} to {evidence.listed([tie.canonical])}. A merge adds "
+        f"{'each change' if adapter.tied else 'the change'} to the matrix that both use. "
+        f"{'Add both to target_modules, and merge' if adapter.tied else 'Merge'} the adapter into the untied model instead.",
         remedy=remedies.untie(inspection.base, safe=True),
     )
 
