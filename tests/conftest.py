@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from tests import children
 from tests.patience import examples
 from tests.quick_python import Server
-from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
+from tests.reload.record import pytest_terminal_summary as pytest_terminal_summary
 
 pytest_plugins = ["tests.optional", "tests.cpu", "tests.slow"]
 

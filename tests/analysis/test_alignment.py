@@ -1,7 +1,8 @@
-"""Alignment on matrices whose answers are known."""
+"""Alignment: matrices with known answers, the map of tokens, samples of long tables, tokens of two vocabularies."""
 
 from __future__ import annotations
 
+import re
 from math import pi, sqrt
 
 import numpy as np
@@ -9,10 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.analysis.constructed import Array, embedding, orthogonal
+from tieconv.analysis import alignment_measures as pair_figures
 from tieconv.analysis.alignment import Contest, Untied, align, verdict
-from tieconv.analysis.alignment_measures import draw, expected, linear, local, overlap, pearson, spearman
-from tieconv.analysis.token_tables import Table, join
-from tieconv.checkpoint.results.analysis import Section
+from tieconv.analysis.alignment_measures import (
+    Sample,
+    _rotation,
+    compare,
+    draw,
+    expected,
+    linear,
+    local,
+    overlap,
+    pearson,
+    plane,
+    spearman,
+    sums,
+)
+from tieconv.analysis.token_tables import Table, join, token_bytes
+from tieconv.checkpoint.results.analysis import POINTS, Section
 from tieconv.errors import RefusedError
 
 chance = np.random.default_rng(7)
@@ -253,3 +269,201 @@ def test_one_vote_is_no_disagreement() -> None:
     )
     against = verdict([none, Contest("rsa", *won[::-1]), Contest("norms", *won)])
     assert against[0] == "mixed" and against[1].startswith("The measures do not agree on one role: ")
+
+
+@pytest.fixture
+def chance_of_plane() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+def test_plane_finds_the_wide_directions(chance_of_plane: np.random.Generator) -> None:
+    """Two planted directions come back as the axes, up to sign, whatever the mean; the sentence tells their share."""
+    spots = np.linalg.qr(chance_of_plane.normal(size=(500, 2)))[0] * (50, 30)  # at right angles: then they are the axes
+    basis = np.linalg.qr(chance_of_plane.normal(size=(16, 2)))[0].T
+    section = plane(Table.of("t", (spots @ basis + 7).astype(np.float32)))
+    for axis, name in enumerate(("plane_x", "plane_y")):
+        assert abs(np.corrcoef(section.series[name], spots[:, axis])[0, 1]) > 0.99
+    assert "100%" in section.sentence
+
+
+@pytest.mark.parametrize("rows", [300, 6000])
+def test_directions_used(rows: int, chance_of_plane: np.random.Generator) -> None:
+    """A Gaussian table reaches the ceiling V/(V+d), a table of one direction the floor 1/d."""
+    (measure,) = plane(Table.of("t", chance_of_plane.normal(size=(rows, 40)).astype(np.float32))).measures
+    assert measure.value == pytest.approx(measure.ceiling, abs=0.02) and measure.ceiling == rows / (rows + 40)
+    line = np.outer(chance_of_plane.normal(size=rows), np.ones(40)).astype(np.float32)
+    (measure,) = plane(Table.of("t", line)).measures
+    assert measure.value == pytest.approx(1 / 40, rel=1e-3) and measure.floor == 1 / 40
+
+
+def test_colours_follow_their_rows(chance_of_plane: np.random.Generator) -> None:
+    """A row of zeros drops out with its colour, and long tables are thinned to `POINTS`."""
+    table = chance_of_plane.normal(size=(POINTS + 100, 4)).astype(np.float32)
+    table[5] = 0
+    series = plane(Table.of("t", table), {"number": np.arange(len(table))}).series
+    colours = series["plane_colour number"]
+    assert {len(points) for points in series.values()} == {POINTS} and 5 not in colours
+    assert colours[0] == 0 and colours[-1] == pytest.approx(len(table) - 1, rel=1e-4)
+
+
+def test_marked_rows_are_shown_first(chance_of_plane: np.random.Generator) -> None:
+    """Of a long table every marked row is shown, up to half of the points, and no row twice."""
+    rows = 5 * POINTS
+    table = Table.of("t", chance_of_plane.normal(size=(rows, 4)).astype(np.float32))
+    for marked, shown in ((10, 10), (rows, None)):
+        first = np.zeros(rows, bool)
+        first[chance_of_plane.permutation(rows)[:marked]] = True
+        series = plane(table, {"place": np.arange(rows), "mark": first.astype(float)}, first=first).series
+        assert len(set(series["plane_colour place"])) == len(series["plane_x"]) <= POINTS
+        assert len(series["plane_x"]) >= POINTS - 1
+        if shown is not None:
+            assert sum(series["plane_colour mark"]) == shown
+
+
+def test_too_few_rows() -> None:
+    """Two rows make no plane."""
+    assert plane(Table.of("t", np.ones((2, 4), np.float32))) is None
+
+
+def test_what_float32_cannot_sum_is_not_drawn(chance_of_plane: np.random.Generator) -> None:
+    """Rows so long that their products overflow have no map, and are no error."""
+    assert plane(Table.of("t", (chance_of_plane.normal(size=(300, 16)) * 1e36).astype(np.float32))) is None
+
+
+LONG, NARROW = 6000, 24
+SEEDS, RARELY = 20, 17
+"""Tables, and how many intervals of 95 % hold the value at least: fewer have a chance of 0.016."""
+
+
+def like(seed: int = 0, rows: int = LONG, unlike: float = 0.8) -> list[Table]:
+    """Two tables with rows of unlike length and few strong directions, alike in part or not at all."""
+    rng = np.random.default_rng(seed)
+    e = embedding(rng, rows, NARROW)
+    shared, noise = e @ orthogonal(rng, NARROW), e.std() * embedding(rng, rows, NARROW)
+    u = noise if np.isinf(unlike) else shared + unlike * noise
+    return [Table.of(name, part.astype(np.float32)) for name, part in (("E", e), ("U", u))]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of this size count as long."""
+    monkeypatch.setattr(pair_figures, "EXACT", 2000)
+    monkeypatch.setattr(pair_figures, "MAPPED", 1500)
+    monkeypatch.setattr(pair_figures, "INSIDE", 800)
+
+
+def brute(matrix: Array, k: int = 10) -> Array:
+    """Return the nearest places of each row by float64 cosines, of equal ones the lowest."""
+    units = matrix.astype(np.float64) / np.linalg.norm(matrix.astype(np.float64), axis=1, keepdims=True)
+    scores = units @ units.T
+    np.fill_diagonal(scores, -np.inf)
+    return np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1)
+
+
+def every(rows: int) -> Sample:
+    return draw(rows, 1000, np.random.default_rng(0), exact=True)
+
+
+@pytest.mark.parametrize("rows", [1300, 2600])
+def test_exact_neighbours_are_those_of_float64(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is asked, over several blocks of queries and of rows, and its neighbours are the nearest."""
+    monkeypatch.setattr("tieconv.analysis.token_tables.BLOCK", 4 * NARROW * 700)
+    joined = join(like(rows=rows))
+    for which in (0, 1):
+        searched = local(joined, which, every(rows), 10).neighbours
+        expected = brute(joined.take(which, np.arange(rows)))
+        assert len(searched) == rows
+        assert (searched == expected).all(axis=1).mean() > 0.999  # cosines closer than float32 may exchange a neighbour
+
+
+def test_equal_cosines_go_to_the_lowest_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that occur many times are exact ties: the lowest places win, whatever the blocks are."""
+    monkeypatch.setattr("tieconv.analysis.token_tables.BLOCK", 4 * 4 * 64)
+    rows = np.tile(np.eye(4, dtype=np.float32), (100, 1))  # cosines are 0 or 1 without rounding
+    joined = join([Table.of("E", rows), Table.of("U", rows)])
+    searched = local(joined, 0, every(400), 10).neighbours
+    assert searched.tolist() == brute(rows).tolist()
+    assert searched[0].tolist() == list(range(4, 44, 4)) and searched[399].tolist() == list(range(3, 43, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unlike", [0.0, 0.8, np.inf])
+def test_intervals_contain_the_figures_of_all_tokens(small: None, unlike: float) -> None:
+    """The exact value is inside at least 95 % of the intervals, of like, half like and unrelated tables."""
+    inside, names = dict.fromkeys(("identity", "procrustes", "least squares", "cka", "knn"), 0), {"E→U": (0, 1)}
+    for seed in range(SEEDS):
+        tables = like(seed, unlike=unlike)
+        sampled, exact = (compare(tables, names, queries=300, seed=seed, exact=e).figures["E→U"] for e in (None, True))
+        for name in inside:
+            true, low, high = exact[name].value, *map(float, re.findall(r"[-.0-9]+", sampled[name].interval[16:])[:2])
+            assert true is not None and not exact[name].interval
+            inside[name] += low - 1e-4 <= true <= high + 1e-4  # four digits are printed
+    assert min(inside.values()) >= RARELY, inside
+
+
+def test_the_floor_of_a_sample_is_the_mean_of_permutations(small: None) -> None:
+    """Maps that are measured on other tokens have no floor above 0; that of CKA is what permutations give."""
+    tables = like()
+    sampled, exact = (compare(tables, {"E→U": (0, 1)}, exact=e).figures["E→U"] for e in (None, True))
+    assert sampled["cka"].floor == pytest.approx(exact["cka"].floor, rel=0.4)
+    shuffled = [tables[0], Table.of("U", np.random.default_rng(3).permutation(tables[1].read(np.arange(LONG))))]
+    for name, figure in compare(shuffled, {"E→U": (0, 1)}).figures["E→U"].items():
+        assert name in ("knn", "rsa", "norms") or abs(figure.value - figure.floor) < 4 * figure.error, name
+
+
+def test_sums_are_those_of_float64() -> None:
+    """Centred products of float32 blocks are off by less than 10⁻⁵, also with a large common vector."""
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((LONG, NARROW)).astype(np.float32) + 30 for _ in "ab")
+    joined = join([Table.of("E", a), Table.of("U", b)])
+    known = sums(joined, [(0, 1)])
+    left, right = (m.astype(np.float64) - m.mean(axis=0, dtype=np.float64) for m in (a, b))
+    scale = LONG
+    for computed, exact in ((known.grams[0], left.T @ left), (known.grams[1], right.T @ right)):
+        assert np.abs(computed - exact).max() < 1e-5 * scale
+    assert np.abs(known.crosses[0, 1] - left.T @ right).max() < 1e-5 * scale
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1e-3, 1e-4, 1e-5, 1e-6, 1e-9, 0.0])
+def test_the_rotation_is_the_polar_factor(ratio: float) -> None:
+    """It equals that of the singular value decomposition for any condition, and is orthogonal."""
+    rng = np.random.default_rng(2)
+    sizes = np.geomspace(1, ratio, NARROW) if ratio else np.append(np.ones(NARROW - 1), 0.0)
+    left, right = orthogonal(rng, NARROW), orthogonal(rng, NARROW)
+    cross = (left * sizes) @ right * 1e5
+    turned = _rotation(cross).astype(np.float64)
+    assert np.abs(turned.T @ turned - np.eye(NARROW)).max() < 1e-5
+    assert np.trace(turned.T @ cross) == pytest.approx(sizes.sum() * 1e5, rel=1e-6)
+
+
+BYTE_LEVEL = {0: "Ġthe", 1: "the", 2: "Ċ", 3: "<|endoftext|>", 4: "Ã©", 6: "Ġa"}
+SENTENCEPIECE = {0: "<0x0A>", 1: "▁the", 2: "é", 3: "</s>", 4: "the", 5: "▁a"}
+
+
+def test_spellings_meet() -> None:
+    """`Ġthe` and `▁the` write the same, and so do `Ċ` and `<0x0A>`, `Ã©` and `é`."""
+    left, right = token_bytes(BYTE_LEVEL, 8), token_bytes(SENTENCEPIECE, 6)
+    assert set(left) & set(right) == {b" the", b"the", b"\n", "é".encode(), b" a"}
+
+
+def test_rows_without_a_token() -> None:
+    """A gap and the padding behind the vocabulary have no token, and ids beyond the table no row."""
+    found = token_bytes({**BYTE_LEVEL, 99: "beyond"}, 8)
+    assert len(found) == 8 and found[5] is None and found[7] is None
+
+
+def test_byte_level_against_the_real_tokenizer() -> None:
+    """Every letter of the byte alphabet comes back as the byte that the tokenizers library writes it for."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    for letter in ByteLevel.alphabet():
+        (found,) = token_bytes({0: f"Ġ{letter}"}, 1)
+        assert found is not None and found[:1] == b" " and len(found) == 2
+    accents = "naïve Ω 漢字 🙂"
+    ((spelled, _),) = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(accents)
+    assert token_bytes({0: spelled}, 1) == [accents.encode()]
+
+
+def test_hostile_strings() -> None:
+    """A lone surrogate is a token like another."""
+    assert token_bytes({0: "\ud800"}, 1) == ["\ud800".encode("utf-8", "surrogatepass")]

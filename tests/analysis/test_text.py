@@ -11,7 +11,7 @@ import torch
 
 import tieconv
 from tests.analysis.lm import PADDING, VOCABULARY, build, configure, loss_change, mean_kl, write_text
-from tests.analysis.test_final import opened
+from tests.analysis.test_bounds import opened
 from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit, tensors

@@ -17,9 +17,8 @@ from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
 from tests.cli.stored import snapshot
-from tests.onnx.sessions import outputs, same_bits
+from tests.onnx.graphs import copies, outputs, same_bits, tensors
 from tests.onnx.share.test_bits import made
-from tests.onnx.stored import copies, tensors
 
 V = 96
 

@@ -1,4 +1,4 @@
-"""`tieconv inspect` as a user meets it."""
+"""`tieconv inspect` as a user meets it, its first three lines, and encoder-decoders as transformers saves them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from importlib.resources import files
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+import tieconv
 import tieconv as api
+from tests.checks.fixtures.model import Config, flagged, matrix, save
+from tests.checks.fixtures.more import pef002_bad
 from tests.cli.run import ok, run
 from tests.schemas import validate
 from tieconv.cli import COMMANDS, main
@@ -238,3 +243,188 @@ def test_a_flag_that_is_no_boolean_decides_nothing(value: str, shown: str, model
     assert first == (
         f"Unknown: tie_word_embeddings is {shown}, which is not a boolean, and loaders disagree about its meaning."
     )
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+COPY = {"model.embed_tokens.weight": matrix(), "lm_head.weight": matrix()}
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+
+
+def first_lines(folder: Path) -> list[str]:
+    return ok("inspect", folder).stdout.splitlines()[:4]
+
+
+def test_nothing_is_wrong() -> None:
+    assert first_lines(MODELS / "llama-tied") == [
+        "Tied: tie_word_embeddings is true.",
+        "No findings.",
+        "Nothing to repair.",
+        "",
+    ]
+
+
+def test_a_copy_names_the_command(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, COPY)
+    tied, wrong, run, empty = first_lines(folder)
+    assert tied == "Tied: tie_word_embeddings is true."
+    assert wrong.startswith("1 warning: lm_head.weight is a byte-identical copy of model.embed_tokens.weight.")
+    assert (run, empty) == (f"Run: tieconv retie {folder} -o OUT", "")
+
+
+def test_a_command_that_changes_the_outputs_says_so(tmp_path: Path) -> None:
+    alone = {"model.embed_tokens.weight": matrix()}
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": False}, alone)
+    tied, wrong, run, _ = first_lines(folder)
+    assert tied == "Untied: tie_word_embeddings is false."
+    assert wrong.startswith("1 error: ")
+    assert run.endswith("(review first: may change the model's outputs)")
+
+
+def test_a_finding_without_a_remedy_is_explained(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", LLAMA, {"model.norm.weight": matrix()})
+    tied, wrong, run, _ = first_lines(folder)
+    assert tied == "Untied: tie_word_embeddings is absent, and the default of LlamaForCausalLM is false."
+    assert wrong.startswith("1 error: ")
+    assert run == "Run: tieconv explain TIE006"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_finding_is_wrapped_and_not_cut(width: int, tmp_path: Path) -> None:
+    """The whole sentence is above the command, on a narrow terminal too."""
+    folder = save(tmp_path / "m", LLAMA | {"tie_word_embeddings": True}, COPY)
+    lines = render(api.inspect(folder), width=width).splitlines()
+    run = next(number for number, line in enumerate(lines) if line.startswith("Run: "))
+    assert lines[run - 1].endswith("the copy wastes 128 B.") and max(map(len, lines[:run])) <= width
+
+
+def test_the_cause_comes_before_its_consequences() -> None:
+    """Errors of loaders follow from the files: the first sentence says what is wrong with the files."""
+    for options in ((), ("--consumers",), ("--for", "vllm")):
+        lines = ok("inspect", MODELS / "llama-diverged", *options).stdout.splitlines()
+        first = next(line for line in lines if "lm_head.weight differs from model.embed_tokens.weight" in line)
+        assert lines.index(first) == 1, options
+
+
+def test_tables_that_are_not_stored_are_named(tmp_path: Path) -> None:
+    """A known class ties its tables, also if the file lacks them."""
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, {"model.norm.weight": matrix()})
+    assert "ties\n  model.embed_tokens.weight, lm_head.weight: not stored\n" in ok("inspect", folder).stdout
+    folder = save(tmp_path / "unknown", {}, {"norm.weight": matrix()})
+    assert "ties\n  none known for this architecture\n" in ok("inspect", folder).stdout
+
+
+def test_what_the_default_depth_did_not_compare(tmp_path: Path) -> None:
+    """Equal layers are waste that only `--depth full` finds: the default depth claims no smaller size."""
+    layers = {f"model.layers.{number}.mlp.up_proj.weight": np.ones((128, 200), np.float32) for number in range(4)}
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, COPY | layers)
+    sentence = "4 tensors were not compared with each other: --depth full compares them"
+    text = ok("inspect", folder).stdout
+    assert ", at most 410 kB unique (128 B stored twice)\n" + sentence in text
+    document = json.loads(ok("inspect --json", folder).stdout)
+    assert document["model"]["not_compared"] == {"tensors": 4, "bytes": 3 * 128 * 200 * 4}
+    checked = run("check --select STO", folder)
+    assert (checked.exit_code, sentence in checked.stderr) == (0, True)
+    assert json.loads(run("check --format json", folder).stdout)["models"][0]["not_compared"] == 4
+    full = run("check --select STO --depth full", folder)
+    assert "STO001" in full.stdout and sentence not in full.stderr
+    assert sentence not in ok("inspect --depth full", folder).stdout
+    assert "not_compared" not in ok("inspect --depth full --json", folder).stdout
+
+
+def test_a_head_that_was_not_compared_is_not_called_tied(tmp_path: Path) -> None:
+    """The flag says tied, both tables are stored, and at depth `header` no byte is compared: transformers 5 decides."""
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, COPY)
+    first = ok("inspect --depth header", folder).stdout.splitlines()[0]
+    assert first == "Unknown: lm_head.weight is stored, and tieconv did not compare it with the embedding."
+    assert ok("inspect", folder).stdout.startswith("Tied: ")
+
+
+def test_the_base_model_of_an_adapter_is_the_one_that_was_read(tmp_path: Path) -> None:
+    """The adapter's config contains another path; the first line answers for the pair of the given model."""
+    adapter = pef002_bad(tmp_path / "adapter")
+    for name, verdict in (("llama-tied", "tied"), ("llama-untied", "untied")):
+        lines = ok("inspect", adapter, "--base", MODELS / name).stdout.splitlines()
+        row = next(line.split() for line in lines if line.lstrip().startswith("adapter of"))
+        assert lines[0] == f"The base model is {verdict}." and row[2:] == [str(MODELS / name), verdict]
+
+
+SHARED, ENCODER, DECODER = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+)
+PROJECTION = "model.decoder.output_projection.weight"
+MARIAN: Config = {"architectures": ["MarianMTModel"], "model_type": "marian", "vocab_size": 8, "d_model": 4}
+FSMT: Config = {
+    "architectures": ["FSMTForConditionalGeneration"],
+    "model_type": "fsmt",
+    "src_vocab_size": 8,
+    "tgt_vocab_size": 8,
+    "d_model": 4,
+    "tie_word_embeddings": False,
+}
+BIAS = np.zeros((1, 8), "<f4")
+
+
+def test_the_table_that_both_ends_of_marian_share(tmp_path: Path) -> None:
+    """The encoder's table is not stored under its own name: the shared one is the input embedding, not nothing."""
+    folder = save(tmp_path, flagged(MARIAN, True), {SHARED: matrix(), "final_logits_bias": BIAS})
+    lines = [line.split() for line in ok("inspect", folder).stdout.splitlines()]
+    assert ["input", "embedding", SHARED, "[8,", "4]", "F32"] in lines
+    assert tieconv.inspect(folder).to_dict()["head"]["input_embedding"] == {
+        "name": SHARED, "shape": [8, 4], "dtype": "F32",
+    }  # fmt: skip
+
+
+def test_untied_it_stands_for_nothing(tmp_path: Path) -> None:
+    """Where each name is a parameter of its own the shared table is not the encoder's."""
+    folder = save(tmp_path, flagged(MARIAN, False), {SHARED: matrix(), "final_logits_bias": BIAS})
+    assert tieconv.inspect(folder).head.input_embedding is None
+    head = next(line for line in ok("inspect", folder).stdout.splitlines() if "output head" in line)
+    assert head.endswith("  not stored")
+
+
+def test_figures_of_distinct_tables(tmp_path: Path) -> None:
+    """Ulps count to billions where signs differ; the cosine says how far two tables are from each other."""
+    tensors = {ENCODER: matrix(), DECODER: matrix(seed=1), PROJECTION: matrix(seed=1)}
+    screen = ok("inspect", save(tmp_path, FSMT, tensors)).stdout
+    (line,) = [line for line in screen.splitlines() if "distinct: " in line]
+    assert "rows differ, cosine " in line and "ulp" not in line
+
+
+def test_fsmt_that_transformers_4_saved(tmp_path: Path) -> None:
+    """It holds the head for the decoder's table too: untie writes the head's values there, not the encoder's."""
+    tensors = {ENCODER: matrix(), PROJECTION: matrix(seed=1)}
+    folder = save(tmp_path / "model", FSMT, tensors)
+    (finding,) = tieconv.inspect(folder).findings
+    assert finding.rule == "TIE011" and finding.tensors == (DECODER, PROJECTION)
+    assert "in place of the canonical name" not in ok("inspect", folder).stdout
+    ok("untie", folder, "-o", tmp_path / "out")
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    assert (after[DECODER] == tensors[PROJECTION]).all() and (after[ENCODER] == tensors[ENCODER]).all()
+    assert tieconv.inspect(tmp_path / "out").findings == ()
+
+
+SAVED = {
+    "the head for both": ({ENCODER: 0, PROJECTION: 1}, "untied"),
+    "the decoder's table for both": ({ENCODER: 0, DECODER: 1}, "random error"),
+    "two that differ": ({ENCODER: 0, DECODER: 1, PROJECTION: 2}, "discarded"),
+    "two that are equal": ({ENCODER: 0, DECODER: 1, PROJECTION: 1}, "untied"),
+    "neither": ({ENCODER: 0}, "random"),
+    "no encoder's table": ({DECODER: 1, PROJECTION: 1}, "random"),
+}
+"""Tables by their seeds, and what transformers 4.48.3 and 4.57.6 make of them, untied: decoder and head are one."""
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_fsmt_in_transformers_4(name: str, tmp_path: Path) -> None:
+    """As measured. What is thrown away although the config declares the model untied has no command."""
+    seeds, outcome = SAVED[name]
+    folder = save(tmp_path, FSMT, {key: matrix(seed=seed) for key, seed in seeds.items()})
+    evidence = tieconv.inspect(folder, consumers="transformers<5")
+    release_448, release_457 = (str(entry.outcome) for entry in evidence.consumers)
+    assert f"{release_448} {release_457}" == outcome if " " in outcome else release_448 == release_457 == outcome
+    if outcome == "discarded":
+        (lost,) = [entry for entry in evidence.findings if entry.rule == "CON002"]
+        assert lost.tensors == (DECODER,) and lost.remedy is None
+        assert run("check --for transformers==4.57 --fix", folder).exit_code == 1

@@ -1,4 +1,4 @@
-"""No input makes a prediction fail: every hostile checkpoint that can be read gets an answer from every loader."""
+"""No input makes a prediction fail, and a loader without an answer names the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -10,8 +10,23 @@ import pytest
 from safetensors.numpy import save_file
 
 import tieconv
+import tieconv as api
+from fixtures.gguf_bytes import gguf
 from fixtures.hostile import write_corpus
-from tests.checks.fixtures.model import BERT, GEMMA3, LLAMA, NESTED_EMBED, Config, bert, llama, matrix, save
+from tests.checks.fixtures.model import (
+    BERT,
+    GEMMA3,
+    HEAD,
+    LLAMA,
+    NESTED_EMBED,
+    Config,
+    Tensors,
+    bert,
+    llama,
+    matrix,
+    save,
+    weights,
+)
 from tieconv.errors import TieconvError
 from tieconv.loaders.registry import CONSUMERS
 
@@ -60,3 +75,84 @@ def test_tables_that_are_scalars(kind: str, flag: bool, side: str, tmp_path: Pat
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     assert all(entry.detail for entry in tieconv.inspect(folder, consumers="all").consumers)
+
+
+LOADERS = ("transformers", "vllm", "mlx-lm")
+
+
+def of(name: str, kind: str, **more: object) -> Config:
+    return {"architectures": [name], "model_type": kind, **more}
+
+
+MARIAN = of("MarianMTModel", "marian", share_encoder_decoder_embeddings=False)
+CODES: Tensors = {**llama(), "lm_head.qweight": matrix(2, 2).view("<u4"), "lm_head.scales": matrix(2, 2)}
+REASONS: dict[str, tuple[Config | None, Tensors]] = {
+    "error: there is no config.json next to the weights": (None, llama()),
+    "unknown: the architecture has no output head by design": (of("ElectraForPreTraining", "electra"), llama()),
+    "unknown: the file stores the input embedding as several tensors": (
+        of("Molmo2ForConditionalGeneration", "molmo2"),
+        llama(),
+    ),
+    "unknown: share_encoder_decoder_embeddings is false, and tieconv has no measurement of that": (MARIAN, llama()),
+    f"unknown: {HEAD} is quantised, and tieconv has no measurement of that": (of("LlamaForCausalLM", "llama"), CODES),
+}
+APART_IN_5 = {
+    "ReformerModelWithLMHead": ("reformer", "reformer.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
+    "xLSTMForCausalLM": ("xlstm", "backbone.embeddings.weight", "lm_head.weight"),
+}
+"""Classes that tie their head in transformers 4 alone: the type, the embedding and the head."""
+
+
+def answers(path: Path, loaders: tuple[str, ...] = LOADERS) -> set[str]:
+    found = api.inspect(path, consumers=",".join(loaders)).consumers
+    assert {one.name for one in found} == set(loaders)
+    return {f"{one.outcome}: {one.detail}" for one in found}
+
+
+def test_a_type_that_no_release_has(tmp_path: Path) -> None:
+    """transformers stops at the config; no other loader was measured."""
+    assert answers(save(tmp_path / "m", of("AcmeForCausalLM", "acme"), llama())) == {
+        "error: transformers 5.24.0 has no model of type acme",
+        "unknown: tieconv has no measurement of AcmeForCausalLM",
+    }
+    untyped = {key: value for key, value in of("LlamaForCausalLM", "llama").items() if key != "model_type"}
+    refused = "error: AutoModel of transformers 5 refuses a config without a model type"
+    assert answers(save(tmp_path / "untyped", untyped, llama()), ("transformers",)) >= {refused}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_model_directory(reason: str, tmp_path: Path) -> None:
+    """All loaders give the same reason."""
+    assert answers(save(tmp_path / "m", *REASONS[reason])) == {reason}
+
+
+def test_an_adapter(tmp_path: Path) -> None:
+    """What a loader does depends on the base model."""
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    start = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{start}.lora_A.weight": matrix(2, 4), f"{start}.lora_B.weight": matrix(4, 2)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "adapter_model.safetensors").write_bytes(weights(tensors))
+    assert answers(tmp_path) == {"unknown: the model is an adapter, and its base model decides"}
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    """Loaders of Hugging Face models are not judged by it."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf([("token_embd.weight", (4, 8), 0, bytes(128))]))
+    reason = "unknown: GGUF files are for llama.cpp and the programs that use it"
+    assert answers(path, ("transformers", "vllm")) == {reason}
+
+
+@pytest.mark.parametrize("name", APART_IN_5)
+def test_a_head_that_only_transformers_4_ties(name: str, tmp_path: Path) -> None:
+    """Whether it is the embedding was not compared, since transformers 5 keeps it apart."""
+    kind, embedding, head = APART_IN_5[name]
+    tensors = {embedding: matrix(), head: matrix(seed=1)}
+    found = api.inspect(
+        save(tmp_path / "m", of(name, kind, tie_word_embeddings=True), tensors), consumers="transformers"
+    ).consumers
+    details = {one.version: (str(one.outcome), one.detail) for one in found}
+    reason = "only transformers 4 ties the head, and tieconv did not compare it with the embedding"
+    assert details["4.57"] == ("unknown", reason)
+    assert details["5.x"][0] == "untied"

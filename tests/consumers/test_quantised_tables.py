@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.inspection.quantised.table_models import (
+from tests.inspection.quantised.stored_models import (
     AWQ,
     BNB,
     BY_CLASS,

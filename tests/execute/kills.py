@@ -1,4 +1,4 @@
-"""One way to write, killed: at a random moment, or as it enters a call that touches the file system."""
+"""One way to write, killed at a random moment or as it enters a call, and what must hold afterwards."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests import children
 from tieconv.execute.target import staging_path
 
-from . import models, processes
+from . import models
 
 CALLS = (
     "mkdir,mkdirat,openat,flock,pwrite64,write,ftruncate,copy_file_range,ioctl,link,linkat,fchmod,chmod,fchown,chown,"
@@ -131,7 +132,7 @@ class Stage:
         shutil.rmtree(self.work, ignore_errors=True)
         shutil.copytree(self._pristine, self.work)
         self.before = models.digest(self.work / "source")
-        self.old = processes.state(self.out)
+        self.old = state(self.out)
 
     def run(self) -> int:
         """The command to its end."""
@@ -142,11 +143,11 @@ class Stage:
         self.reset()
         self.zygote.warm([*self.case.verb.split(), str(self.work / "source" / self.case.file)])
         assert self.run() == 0, self.log.read_text()
-        return processes.state(self.out)
+        return state(self.out)
 
     def check(self) -> str:
         """What the kill left at OUT: ``old`` (or absent) or ``whole``; anything else fails."""
-        found = processes.state(self.out)
+        found = state(self.out)
         self._check_source()
         assert found in (self.old, self.whole, *self.steps), f"half written: {found}"
         self._rerun(found)
@@ -166,7 +167,7 @@ class Stage:
             assert (code, "exists" in self.log.read_text()) == (2, True)
         else:
             assert code == 0, self.log.read_text()
-        assert processes.state(self.out) == self.whole
+        assert state(self.out) == self.whole
         assert set(os.listdir(self.work)) <= self._names()
         assert models.strays(self.work) == []
         self._check_source()
@@ -262,3 +263,28 @@ def spread(calls: list[Call], most: int) -> list[Call]:
     chosen = {*range(0, len(calls), step), len(calls) - 1}
     chosen |= {index for index, call in enumerate(calls) if call.name.startswith("rename")}
     return [calls[index] for index in sorted(chosen)]
+
+
+_TESTS = Path(__file__).resolve().parents[1]
+
+
+def environment() -> dict[str, str]:
+    """Where the driver finds its modules; without byte code each run makes the same calls."""
+    return {**os.environ, "PYTHONPATH": f"{_TESTS}:{_TESTS.parent}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def command(kind: str, source: Path, out: Path, *options: str) -> list[str]:
+    """The command line of the driver."""
+    return [sys.executable, "-m", "execute.driver", kind, str(source), str(out), *options]
+
+
+def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """Start, with pipes."""
+    return children.start(
+        arguments, env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def state(path: Path) -> dict[str, str] | None:
+    """What is at ``path``; ``None`` where nothing is."""
+    return models.digest(path) if os.path.lexists(path) else None

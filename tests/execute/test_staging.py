@@ -1,4 +1,4 @@
-"""Ownership: a live process keeps the others out, a dead one's leftovers go, nothing else is touched."""
+"""Ownership of a staging directory: a live process keeps it, a dead one's leftovers go, nothing else is touched."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 
 from tests.patience import HANGS
-from tieconv.errors import DestinationError
+from tieconv.errors import DestinationError, RefusedError, WriteFailedError
 from tieconv.execute import Target, execute
+from tieconv.execute.publish import Interrupts, checked, owning
 from tieconv.execute.staging import Owner, Staging, sweep
 from tieconv.execute.target import is_staging, staging_path
 
-from . import models, processes
+from . import kills, models
 
 
 def test_busy(model: Path, tmp_path: Path) -> None:
     """A second writer is told who writes; the first one is not disturbed."""
     out = tmp_path / "out"
-    first = processes.start(processes.command("retie", model, out, "wait"))
+    first = kills.start(kills.command("retie", model, out, "wait"))
     try:
         assert first.stdout is not None
         assert first.stdout.readline() == "written\n"
@@ -49,7 +50,7 @@ def test_signals(model: Path, tmp_path: Path, number: signal.Signals, code: int,
     """An interrupted write removes what it made and leaves the source as it was."""
     before = models.digest(model)
     options = ["wait", option] if option else ["wait"]
-    process = processes.start(processes.command("retie", model, tmp_path / "out", *options))
+    process = kills.start(kills.command("retie", model, tmp_path / "out", *options))
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(number)
@@ -165,7 +166,7 @@ def test_released_while_another_waits(tmp_path: Path) -> None:
 def test_many_writers_at_once(model: Path, tmp_path: Path) -> None:
     """Of several processes that start together one writes; the others are told, and nothing is left."""
     out = tmp_path / "out"
-    writers = [processes.start(processes.command("retie", model, out)) for _ in range(6)]
+    writers = [kills.start(kills.command("retie", model, out)) for _ in range(6)]
     ends = [writer.communicate(timeout=HANGS)[1] for writer in writers]
     assert [writer.returncode for writer in writers].count(0) == 1, ends
     assert {writer.returncode for writer in writers} == {0, 2}, ends
@@ -232,3 +233,95 @@ def test_names() -> None:
     assert is_staging("sub/.out.tieconv-staging")
     assert not is_staging("out.tieconv-staging/a")
     assert not is_staging("tokenizer.json")
+
+
+def fail(*_: object) -> None:
+    raise PermissionError(13, "no")
+
+
+@pytest.fixture
+def signals() -> Interrupts:
+    return Interrupts()
+
+
+def test_the_first_of_two_signals_decides(signals: Interrupts) -> None:
+    """While both wait for the end of a block."""
+    with pytest.raises(SystemExit) as caught, signals.shielded():
+        signals.handle(signal.SIGTERM, None)
+        signals.handle(signal.SIGINT, None)
+    assert caught.value.code == 128 + signal.SIGTERM
+
+
+def test_the_directory_is_there_for_the_write_alone(tmp_path: Path, signals: Interrupts) -> None:
+    """What the write gives is given on, and nothing stays beside OUT."""
+    seen: list[list[str]] = []
+
+    def write(staging: Staging) -> int:
+        seen.append(os.listdir(tmp_path))
+        return 7
+
+    assert owning(tmp_path / "out", signals, write) == 7
+    assert (seen, os.listdir(tmp_path)) == ([[staging_path(tmp_path / "out").name]], [])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RefusedError("no", "x", "y")])
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, signals: Interrupts, error: type[BaseException] | BaseException
+) -> None:
+    def write(staging: Staging) -> None:
+        (staging.held / "raw").write_bytes(b"x")
+        raise error
+
+    with pytest.raises(error if isinstance(error, type) else type(error)):
+        owning(tmp_path / "out", signals, write)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_cannot_be_removed_is_told(tmp_path: Path, signals: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model has its name, and the sentence says which directory is left and that the model is as it should be."""
+    monkeypatch.setattr(Staging, "release", fail)
+    with pytest.raises(WriteFailedError, match=r"tieconv could not remove its staging directory") as caught:
+        owning(tmp_path / "out", signals, lambda staging: (tmp_path / "out").mkdir())
+    assert caught.value.code == "write.leftover"
+    assert str(tmp_path / "out") in (caught.value.hint or "")
+
+
+def test_the_error_of_the_write_is_told_rather(
+    tmp_path: Path, signals: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a write that failed, not that its directory could not be removed either."""
+    monkeypatch.setattr(Staging, "release", fail)
+    with pytest.raises(RefusedError):
+        owning(tmp_path / "out", signals, lambda staging: checked(staging.final, refuse))
+
+
+def refuse() -> None:
+    raise RefusedError("no", "x", "y")
+
+
+def test_a_refusal_removes_what_a_dead_run_left(tmp_path: Path) -> None:
+    left = staging_path(tmp_path / "out")
+    left.mkdir()
+    with pytest.raises(RefusedError):
+        checked(tmp_path / "out", refuse)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_written_model_is_there_of_a_leftover(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retie that is written, with a directory beside it that is not removed."""
+    monkeypatch.setattr(Staging, "release", fail)
+    with pytest.raises(WriteFailedError, match="could not remove"):
+        execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert models.files_under(tmp_path / "out") == models.files_under(model)
+
+
+def test_a_held_directory_is_not_cleared(tmp_path: Path, signals: Interrupts) -> None:
+    """Nobody else writes the same OUT meanwhile."""
+
+    def write(staging: Staging) -> None:
+        (staging.held / "raw").write_bytes(b"x")
+        with pytest.raises(DestinationError):
+            owning(tmp_path / "out", signals, lambda other: None)
+        assert (staging.held / "raw").exists()
+
+    owning(tmp_path / "out", signals, write)

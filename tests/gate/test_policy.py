@@ -1,18 +1,26 @@
-"""Waivers: what is ignored, per model or by the baseline does not count, and what they hold in vain is told."""
+"""What counts: settings, selectors, per-model patterns, waivers and the baseline."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tieconv
+from tests.cli.run import refused
+from tests.patience import prompt
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
+from tieconv.checks.registry import RULES
+from tieconv.errors import SettingsError
 from tieconv.gate import policy as baselines
 from tieconv.gate.policy import Entry, Policy
-from tieconv.gate.settings import ModelIgnore, Selection, Settings
+from tieconv.gate.settings import ALL, ModelIgnore, Selection, Settings, find_rule, matches, parse_settings, selectors
 
 A, B = "/repo/models/a", "/repo/models/b"
 PATH = "/repo/ci/debt.json"
@@ -155,3 +163,240 @@ def test_the_exit_code() -> None:
     assert code(CheckedModel("a", (note,)), level=Level.NOTE) == 1
     assert code(CheckedModel("a", (checked_finding("TIE001"),)), level=Level.ERROR) == 1
     assert code(unread, CheckedModel("a", (checked_finding("TIE001"),))) == 2
+
+
+FULL = """
+select = ["TIE", "STO001"]
+ignore = ["TIE004"]
+fail-on = "error"
+for = "vllm"
+depth = "header"
+baseline = "debt.json"
+
+[[per-model]]
+model = "models/*"
+ignore = ["TIE002"]
+reason = "kept for vLLM 0.4"
+"""
+
+
+def test_every_key() -> None:
+    """All settings, as they are meant."""
+    assert parse_settings(FULL, "/repo/tieconv.toml") == Settings(
+        path="/repo/tieconv.toml",
+        select=("TIE", "STO001"),
+        ignore=("TIE004",),
+        fail_on=Level.ERROR,
+        consumers="vllm",
+        depth=Depth.HEADER,
+        baseline="debt.json",
+        per_model=(ModelIgnore("models/*", ("TIE002",), "kept for vLLM 0.4"),),
+    )
+
+
+def test_the_section_of_a_pyproject() -> None:
+    """The same keys under [tool.tieconv]; a pyproject.toml without it has no settings."""
+    text = '[project]\nname = "x"\n[tool.tieconv]\nfail-on = "note"\n'
+    assert parse_settings(text, "/r/pyproject.toml") == Settings(path="/r/pyproject.toml", fail_on=Level.NOTE)
+    assert parse_settings("[tool.ruff]\n", "/r/pyproject.toml") is None
+    assert parse_settings("tool = 3\n", "/r/pyproject.toml") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ('selct = ["TIE"]', "unknown setting selct", "did you mean select?"),
+        ('zzz = ["TIE"]', "unknown setting zzz", "the settings are select"),
+        ('select = "TIE"', "select must be a list of rules", ""),
+        ("select = [1]", "select must be a list of rules", ""),
+        ('ignore = ["TIE099"]', "ignore: TIE099 is not a rule", "did you mean"),
+        ('fail-on = "fatal"', "fail-on must be one of error, warning, note", ""),
+        ("fail-on = 1", "fail-on must be a string", ""),
+        ('depth = "deep"', "depth must be one of header, candidates, full", ""),
+        ('baseline = ""', "baseline must be a string that is not empty", ""),
+        ("per-model = 3", "per-model must be tables", ""),
+        ('[[per-model]]\nignore = ["TIE"]\nreason = "r"', "per-model[1].model is missing", ""),
+        ('[[per-model]]\nmodel = "a"\nreason = "r"', "per-model[1].ignore is missing", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = []\nreason = "r"', "per-model[1].ignore is missing", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]', "per-model[1].reason is missing: say why", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nreason = " "', "per-model[1].reason must be a string", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nresaon = "x"', "unknown setting per-model[1].resaon", "reason"),
+        ("a = = 1", "is not valid TOML", "correct the line"),
+        ("a = " + "[" * 5000, "", ""),
+        ("a = " + "1" * 5000, "is not valid TOML: it holds an integer of thousands of digits", ""),
+    ],
+)
+def test_what_is_not_understood_is_told(text: str, message: str, hint: str) -> None:
+    """One sentence with the file and the key, and a hint."""
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, "/r/tieconv.toml")
+    assert "/r/tieconv.toml" in caught.value.message and message in caught.value.message
+    assert hint in caught.value.hint and caught.value.hint
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    """Any text is settings or a `SettingsError`."""
+    try:
+        settings = parse_settings(text, "/r/tieconv.toml")
+    except SettingsError as error:
+        assert error.message.isprintable()
+    else:
+        assert isinstance(settings, Settings)
+
+
+HOSTILE = {
+    "a long integer": "x = " + "1" * 100_000,
+    "a long integer as the depth": "depth = " + "1" * 100_000,
+    "a long hexadecimal integer": "depth = 0x" + "f" * 100_000,
+    "a long key": "a." * 100_000 + "a = 1",
+    "a long key in quotes": '"a" . ' * 100_000 + "a = 1",
+    "a long table": "[" + "a." * 100_000 + "a]",
+    "a long key of an inline table": "x = { " + "a." * 100_000 + "a = 1 }",
+    "many arrays": "x = " + "[" * 100_000,
+    "many inline tables": "x = " + "{a=" * 100_000,
+    "a repeated key": 'depth = "full"\ndepth = "full"',
+    "an infinite number": "depth = inf",
+    "a date": "depth = 2021-13-99",
+    "half a surrogate pair": 'depth = "\\ud800"',
+    "a null character": 'baseline = "a\\u0000b"',
+}
+
+
+def test_hostile_settings(tmp_path: Path, models: Path) -> None:
+    """One sentence that names the file, for `tieconv.toml` and for the section of a `pyproject.toml`."""
+    for name, text in HOSTILE.items():
+        for path, content in (
+            (tmp_path / "tieconv.toml", text),
+            (tmp_path / "pyproject.toml", f"[tool.tieconv]\n{text}"),
+        ):
+            path.write_text(content)
+            with prompt(2):
+                message = refused("check --config", path, models / "t5")
+            assert path.name in message and len(message) < 1000, (name, message)
+            path.unlink()
+
+
+def test_hostile_baselines(tmp_path: Path, models: Path) -> None:
+    path = tmp_path / "baseline.json"
+    good = json.dumps({"schema": "tieconv.baseline/1", "depth": "full", "entries": []})
+    for text in (
+        "1" * 100_000, "[" * 100_000, '{"a":' * 100_000, good[:-1] + ', "depth": "full"}', "[]", "null", "NaN",
+        good.replace("[]", "1e999"), good.replace("[]", "NaN"), good.replace('"full"', "1" * 5000),
+        good.replace("[]", "[[]]"), good.replace("[]", '[{"model": []}]'), good.replace("[]", "{}", 1)[:-2],
+    ):  # fmt: skip
+        path.write_text(text)
+        assert "baseline.json is not a tieconv.baseline/1 file" in refused("check --baseline", path, models / "t5"), (
+            text
+        )
+
+
+def test_an_endless_list_on_standard_input() -> None:
+    """`tieconv check - < /dev/zero` stops at a bound."""
+    from tieconv.sources import user_files
+
+    problem = "the list on standard input cannot be read: it is larger than 64 MiB"
+    with open("/dev/zero", "rb") as endless, pytest.raises(SettingsError, match=problem):
+        user_files.read_stream(endless, "the list on standard input")
+
+
+CODES = [rule.code for rule in RULES]
+WORDS = st.sampled_from(sorted({code[:length] for code in CODES for length in range(1, 7)} | {ALL}))
+SELECTORS = st.lists(WORDS, max_size=4).map(tuple)
+
+
+def specificity(words: tuple[str, ...], code: str) -> int:
+    """An oracle: the length of the longest word that covers the code, -1 where none does."""
+    return max((0 if word == ALL else len(word) for word in words if word == ALL or code.startswith(word)), default=-1)
+
+
+@given(SELECTORS, SELECTORS, st.sampled_from(CODES))
+def test_the_longest_selector_decides(select: tuple[str, ...], ignore: tuple[str, ...], code: str) -> None:
+    """A rule runs where something selects it, and counts where nothing as long ignores it."""
+    selection = Selection(select, ignore)
+    assert selection.runs(code) == (specificity(select, code) >= 0)
+    counts = selection.runs(code) and selection.ignored_by(code) is None
+    assert counts == (specificity(select, code) > specificity(ignore, code))
+
+
+@given(SELECTORS, SELECTORS, st.sampled_from(CODES), st.randoms())
+def test_order_and_repetition_do_not_count(select, ignore, code, random) -> None:
+    """A selection is a set."""
+    shuffled = [*select, *select]
+    random.shuffle(shuffled)
+    selection, same_codes = Selection(select, ignore), Selection(tuple(shuffled), (*ignore, *ignore))
+    assert (selection.runs(code), selection.ignored_by(code)) == (same_codes.runs(code), same_codes.ignored_by(code))
+
+
+def test_commas_repetition_and_case() -> None:
+    """`--select tie001,STO --select ALL` is three selectors."""
+    assert selectors(["tie001, STO", "all"], "--select") == ("TIE001", "STO", "ALL")
+
+
+@pytest.mark.parametrize("word", ["TIE099", "TIE0011", "", "TIE001,", "missing-heads", "*", "\x1b[31m", "T" * 5000])
+def test_a_word_that_covers_no_rule_is_refused(word: str) -> None:
+    """A typo in a gate must not switch it off; the error is one short line that shows what was meant."""
+    with pytest.raises(SettingsError) as caught:
+        selectors([word], "--select")
+    assert caught.value.message.startswith("--select: ") and caught.value.hint
+    assert caught.value.message.isprintable() and len(caught.value.message) < 120
+
+
+def test_near_matches_by_code_and_name() -> None:
+    """A rule is found by its code or name, whatever the case; a typo is answered with what it is near to."""
+    assert find_rule("tie003").code == find_rule("Missing-Head").code == "TIE003"
+    with pytest.raises(SettingsError) as caught:
+        find_rule("missing-haed")
+    assert "TIE003 (missing-head)" in caught.value.hint
+    with pytest.raises(SettingsError) as caught:
+        find_rule("zzzzzzz")
+    assert caught.value.hint == "list all rules with: tieconv rules"
+    assert selectors("TIE002", "select") == selectors(["tie002"], "select") == ("TIE002",)
+    with pytest.raises(SettingsError, match="look at the files: tieconv inspect MODEL;"):
+        find_rule("KeyError: 'lm_head.weight'")
+
+
+def test_python_names_the_argument() -> None:
+    """Not the option of the command."""
+    for argument in ("select", "ignore"):
+        with pytest.raises(SettingsError, match=f"^{argument}: TIE9 is not a rule"):
+            tieconv.check([], **{argument: ["TIE9"]})
+
+
+def test_a_name_selects_its_rule() -> None:
+    """As `explain` takes it; a part of a name selects nothing."""
+    assert selectors("redundant-copy,TIE001", "--ignore") == ("TIE002", "TIE001")
+    with pytest.raises(SettingsError, match="did you mean TIE002"):
+        selectors("redundant", "--ignore")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "answer"),
+    [
+        ("models/llama-*", "/repo/models/llama-tied", True),
+        ("models/llama-*", "/repo/models/llama-tied/model.safetensors", True),
+        ("models/*", "/repo/models/a/b", True),  # below a directory that it names
+        ("models/*/b", "/repo/models/a/b", True),
+        ("models/*b", "/repo/models/a/b", False),  # * stays within a name
+        ("**/b", "/repo/models/a/b", True),
+        ("**/b", "/repo/b", True),
+        ("models/**", "/repo/models/a/b", True),
+        ("models", "/repo/models-old", False),
+        ("models", "/repo/other/models", False),
+        ("model?", "/repo/models", True),
+        ("model[st]", "/repo/models", True),
+        ("model[!s]", "/repo/models", False),
+        ("./models/a/", "/repo/models/a", True),
+        (".", "/repo", True),
+        ("../out/*", "/out/a", True),
+        ("/out/*", "/out/a", True),
+        ("a.b", "/repo/axb", False),  # nothing but the wildcards is special
+        ("a(b", "/repo/a(b", True),
+        ("a[b", "/repo/a[b", True),
+        ("a\nb", "/repo/a\nb", True),
+        ("hf://org/*", "hf://org/name", True),
+    ],
+)
+def test_pattern(pattern: str, path: str, answer: bool) -> None:
+    """Relative to the settings file, one name a star, and all that lies below a match."""
+    assert matches(pattern, path, "/repo") is answer

@@ -1,4 +1,4 @@
-"""What labs have shipped: the names, dtypes and companions of their repositories, and what is said of them."""
+"""What labs have shipped and people release every day: the findings about them, and silence for the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import tieconv
 import tieconv as api
-from fixtures import releases
+from fixtures import everyday, releases
 from tests.cli.run import ok
 from tieconv.checkpoint.inspection import State
 from tieconv.cli import main
@@ -270,3 +270,13 @@ def test_a_half_of_an_encoder_decoder_is_read_where_transformers_reads_it(shippe
         outcome_and_rule[name] = (str(evidence.consumers[0].outcome), rule)
     read, left = ("tied", "warning"), ("error", "error")
     assert outcome_and_rule == {"bart_large_cnn": read, "t5_small": read, "nllb_200_600m": left, "mbart_large_50": left}
+
+
+@pytest.mark.parametrize("depth", ["header", "candidates", "full"])
+@pytest.mark.parametrize("name", everyday.NAMES)
+def test_an_everyday_model_passes_in_silence(name: str, depth: str, tmp_path: Path) -> None:
+    """No finding of any level at any depth, not even when notes count."""
+    folder = everyday.build(name, tmp_path / "model")
+    result = ok(f"check --no-config --fail-on note --depth {depth}", folder)
+    assert result.stderr == "1 model: no finding. The check passed.\n"
+    assert "TIE" not in result.stdout

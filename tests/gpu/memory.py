@@ -11,7 +11,7 @@ import torch
 
 from tests.gpu.models import Workshop, matrix_bytes
 from tests.gpu.standin import STANDIN, free_bytes
-from tests.onnx.stored import disk
+from tests.onnx.graphs import disk
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.checkpoint.results.parity import ProviderUse
 from tieconv.onnx.ort_session import CPU, CUDA, Session, open_session, preload

@@ -13,7 +13,7 @@ from tests.gpu import latency
 from tests.gpu.memory import _free, open_with, run_once
 from tests.gpu.models import SEVEN, Workshop
 from tests.gpu.verdicts import figures, planted_graph
-from tests.onnx.stored import disk
+from tests.onnx.graphs import disk
 from tieconv.checkpoint.graph_plan import PRECISIONS
 
 PRECISION = "bf16"

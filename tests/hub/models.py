@@ -1,11 +1,13 @@
-"""Models that are large enough for a range to be a small part of them."""
+"""Models that are large enough for a range to be a small part of them, and what an inspection says of them."""
 
 from __future__ import annotations
 
 import json
 import random
+import subprocess
 from pathlib import Path
 
+from tieconv import inspect
 from tieconv.formats.safetensors import encode_header
 
 ROWS, WIDTH = 2048, 128
@@ -54,3 +56,30 @@ def sharded(path: Path, shards: int = 9, *, head: bytes | None = None, tied: boo
 def same_head() -> bytes:
     """The bytes of the embedding."""
     return noise(ROWS * WIDTH * 2, 1)
+
+
+def inspected(result: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(result.stdout))
+
+
+def local(path: Path, **options: object) -> dict[str, object]:
+    """What `inspect --json` says of a directory."""
+    return dict(json.loads(str(inspect(path, **options))))  # type: ignore[arg-type]
+
+
+def states(document: dict[str, object]) -> dict[str, tuple[str, dict[str, object]]]:
+    ties = document["ties"]
+    assert isinstance(ties, list)
+    return {member["name"]: (member["state"], member["detail"]) for tie in ties for member in tie["members"]}
+
+
+def verdict(document: dict[str, object]) -> dict[str, object]:
+    """What does not depend on where the model is."""
+    model = dict(document["model"])  # type: ignore[call-overload]
+    for key in ("source", "revision", "fetched"):
+        model.pop(key, None)
+    told = json.loads(json.dumps({**document, "model": model}))
+    for finding in told["findings"]:
+        finding["remedy"] = finding["remedy"] and finding["remedy"]["safe"]
+    return dict(told)

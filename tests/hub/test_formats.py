@@ -12,9 +12,8 @@ from fixtures.gguf_bytes import gguf
 from fixtures.onnx_graphs import BUILDERS, build
 from fixtures.public.directories import POINTER
 from tests.hub.conftest import Run
-from tests.hub.models import EMBEDDING, HEAD, noise, sharded, write_shard
+from tests.hub.models import EMBEDDING, HEAD, inspected, local, noise, sharded, states, verdict, write_shard
 from tests.hub.stub import Hub
-from tests.hub.verdicts import inspected, local, states, verdict
 
 V, H = 4096, 256
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.models import sharded
-from tests.hub.verdicts import local, verdict
+from tests.hub.models import local, sharded, verdict
 from tests.objects.conftest import SECRETS, Run, variables
 from tests.objects.stub import LIST, Fault, Store
 from tests.objects.writable_stub import start_writable

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from tests import children
-from tests.hub.models import ROWS, WIDTH, noise, same_head, sharded
-from tests.hub.verdicts import local, verdict
+from tests.hub.models import ROWS, WIDTH, local, noise, same_head, sharded, verdict
 from tests.objects.test_inspect import MODELS, NAMES, remote
 from tieconv import TieconvError, UnreadableError, check, diff, plan_retie
 from tieconv.api.check import expand

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.onnx.exported import Exported, build, cache_directory
-from tests.onnx.planted.logits_once import logits_once
+from tests.onnx.planted.once import logits_once
 from tests.onnx.recorded import recorded_traces as recorded_traces
 
 

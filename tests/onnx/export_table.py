@@ -25,8 +25,8 @@ import onnxruntime as ort
 import tieconv
 from tests.onnx import exported
 from tests.onnx.architectures import ARCHITECTURES
+from tests.onnx.graphs import tensors
 from tests.onnx.head_forms import measure as head_forms
-from tests.onnx.stored import tensors
 
 FILE = Path(__file__).parents[2] / "docs" / "measured" / "export.json"
 TASKS = {"MaskedLM": "fill-mask", "ConditionalGeneration": "text2text-generation"}

@@ -117,7 +117,7 @@ def _once(directory: Path, label: str) -> Iterator[bool]:
 def make(name: str) -> Any:
     """The model with every parameter random, norms around 1 and biases around 0, so that none is equal to another."""
     from tests.onnx.architectures import ARCHITECTURES  # these two import this module
-    from tests.onnx.planted.models import MORE
+    from tests.onnx.planted.edit import MORE
 
     torch.manual_seed(0)
     model = (MODELS | ARCHITECTURES | MORE)[name]().eval()

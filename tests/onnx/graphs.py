@@ -1,13 +1,15 @@
-"""Graphs of a few nodes and checkpoints of a few tensors, for the parts of parity."""
+"""Graphs of a few nodes, what a graph on disk stores, and sessions of graphs on random inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnxruntime as ort
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
 
 from tieconv import inspect
@@ -66,3 +68,73 @@ def open_cache() -> Graph:
     caches = tuple(Value(f"past_key_values.0.{part}", "FLOAT", ("b", 2, "p", "w")) for part in ("key", "value"))
     names = ("logits", "present.0.key", "present.0.value")
     return Graph("g.onnx", 20, (*tokens, *caches), tuple(Value(name, "FLOAT", ()) for name in names), (), None)
+
+
+def tensors(path: Path) -> list[tuple[str, np.ndarray]]:
+    """Every initializer of the graph and of its branches."""
+    found: list[tuple[str, np.ndarray]] = []
+
+    def visit(graph: onnx.GraphProto) -> None:
+        found.extend((tensor.name, numpy_helper.to_array(tensor)) for tensor in graph.initializer)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    visit(attribute.g)
+
+    visit(onnx.load(path).graph)
+    return found
+
+
+def copies(path: Path, matrix: np.ndarray) -> list[str]:
+    """The initializers with the values of ``matrix``, as it is or transposed, in any float type."""
+    wanted = matrix.astype("f8")
+    return [
+        name
+        for name, array in tensors(path)
+        if array.ndim == 2
+        and array.dtype.kind == "f"
+        and any(np.array_equal(array.astype("f8"), view) for view in (wanted, wanted.T))
+    ]
+
+
+def operators(path: Path) -> list[str]:
+    """The operators of the main graph in order."""
+    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+
+
+def disk(directory: Path) -> int:
+    """Bytes of the files."""
+    return sum(file.stat().st_size for file in directory.iterdir())
+
+
+SHAPES = [(1, 1), (1, 7), (2, 1), (2, 7), (3, 5)]
+
+
+def session(path: Path, *, optimise: bool, prepack: bool = True) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def feeds(made: ort.InferenceSession, shape: tuple[int, int], vocabulary: int, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    known = {"input_ids": lambda: rng.integers(0, vocabulary, shape), "use_cache": lambda: np.array([bool(seed % 2)])}
+    return {node.name: known[node.name]() for node in made.get_inputs() if node.name in known}
+
+
+def outputs(
+    path: Path, shape: tuple[int, int], vocabulary: int, *, optimise: bool = True, seed: int = 0, prepack: bool = True
+) -> list[np.ndarray]:
+    made = session(path, optimise=optimise, prepack=prepack)
+    return made.run(None, feeds(made, shape, vocabulary, seed))
+
+
+def same_bits(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
+    return all(
+        (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes() for a, b in zip(one, two, strict=True)
+    )

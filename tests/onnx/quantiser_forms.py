@@ -22,7 +22,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import tieconv as api
-from tests.onnx.stored import tensors
+from tests.onnx.graphs import tensors
 from tieconv.onnx.quantise import Scheme, quantise
 
 V, H = 20_000, 256

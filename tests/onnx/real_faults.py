@@ -23,7 +23,7 @@ import tieconv
 from tests.onnx.faults import Fault
 from tests.onnx.planted import arithmetic, masks, tokens
 from tests.onnx.planted.edit import behind, constant, nodes_of, set_numbers, whole
-from tests.onnx.planted.torch_once import torch_once
+from tests.onnx.planted.once import torch_once
 from tests.public.real_files import FOLDER as REAL_FILES
 from tests.public.real_files import fetch
 

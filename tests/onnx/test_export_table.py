@@ -11,7 +11,7 @@ import pytest
 
 import tieconv
 from tests.cli.run import run
-from tests.onnx.stored import copies
+from tests.onnx.graphs import copies
 
 torch = pytest.importorskip("torch")
 

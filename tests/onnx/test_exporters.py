@@ -14,8 +14,7 @@ import pytest
 
 import tieconv as api
 from fixtures.onnx_graphs import SHARED, V, build
-from tests.onnx.sessions import SHAPES, outputs, same_bits
-from tests.onnx.stored import copies, disk
+from tests.onnx.graphs import SHAPES, copies, disk, outputs, same_bits
 from tests.slow import fast_only
 
 torch = pytest.importorskip("torch")

@@ -19,7 +19,7 @@ import tieconv as api
 from fixtures.onnx_graphs import BUILDERS, SHARED, Graph, H, V, build, embedding, turned, values
 from tests.cli.run import ok, refused, run
 from tests.onnx.exported import ROWS, WIDTH, Exported
-from tests.onnx.sessions import outputs, same_bits
+from tests.onnx.graphs import outputs, same_bits
 from tests.onnx.test_remedies import embed_layer_norm
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import Depth, Inspection, State

@@ -15,8 +15,7 @@ import pytest
 import tieconv as api
 from fixtures import exporters
 from tests.cli.run import run
-from tests.onnx.sessions import same_bits, session
-from tests.onnx.stored import copies, tensors
+from tests.onnx.graphs import copies, same_bits, session, tensors
 from tests.slow import fast_only
 
 ALL = sorted(path.parent for path in exporters.HERE.rglob("*.onnx"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.onnx.planted.catalogue import FAST, FAULTS, FILE, NAMED, UNSEEN, fault_row, pairs
-from tests.onnx.planted.torch_once import torch_once
+from tests.onnx.planted.once import torch_once
 
 ROWS: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
 

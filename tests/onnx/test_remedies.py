@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import tieconv as api
 from fixtures.onnx_graphs import BUILDERS, Graph, H, V, embedding, transposed, turned, values
 from tests.cli.run import run
-from tests.onnx.sessions import outputs, same_bits
+from tests.onnx.graphs import outputs, same_bits
 from tests.onnx.share.test_bits import Chain
 from tieconv.checkpoint.finding import Finding
 

@@ -1,20 +1,32 @@
-"""Weight identity: found means bit for bit over all elements, after torch's own cast, and nothing less."""
+"""Weight identity: every bit after torch's own cast, of whole, packed, split and transposed matrices."""
 
 from __future__ import annotations
 
+import os
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+from safetensors.torch import save_file
 
-from tests.onnx.graphs import identity, write_graph
+from tests.onnx.graphs import PLAIN, identity, write_graph
+from tieconv import inspect
+from tieconv.checkpoint.results.parity import Identity
+from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.write_plan import Gathered
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.weight_identity import folds
+from tieconv.onnx.parity.weight_identity import Weight, find_blocks, folds, weight_identity
+from tieconv.onnx.write.data_placement import WrittenFile
+from tieconv.onnx.write.write import difference, write_pieces
+from tieconv.sources.local import FileSet, open_files
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -214,3 +226,280 @@ def test_packed_after_a_cast(tmp_path: Path) -> None:
     whole = torch.randn(48, 24)
     found = identity(tmp_path, {"qkv": whole}, {"q": whole[:24].half(), "k": whole[24:].half()}, "float16")
     assert (found.how, found.proved) == ({"split": 1}, True)
+
+
+class _Counted:
+    """A reader that counts what is read."""
+
+    def __init__(self, files: FileSet) -> None:
+        self.files, self.bytes = files, 0
+
+    def read_into(self, source: ByteRange, first: int, into: memoryview) -> None:
+        self.bytes += len(into)
+        self.files.read_into(source, first, into)
+
+
+def _read(folder: Path, tensors: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> tuple[Identity, float]:
+    """The identity, and the bytes read for it over those of the checkpoint."""
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    graph = read_graph(str(write_graph(folder / "g.onnx", weights)))
+    checkpoint = inspect(folder, depth="header").checkpoint
+    with open_files(checkpoint.root) as files:
+        reader = _Counted(files)
+        found = weight_identity(graph, checkpoint, reader, "float32", PLAIN, (), None)
+    return found, reader.bytes / found.bytes
+
+
+def test_another_model_is_refuted_by_samples(tmp_path: Path) -> None:
+    """A checkpoint of the same shapes with other values fails after a fraction of it was read."""
+    shapes = [(2048, 32), (512, 512), (1024, 64), (8192,), (4096,)]
+    tensors, weights = ({str(i): torch.randn(shape) for i, shape in enumerate(shapes)} for _ in "ab")
+    found, share = _read(tmp_path, tensors, weights)
+    assert (found.found, len(found.lost), found.proved) == (0, 5, False)
+    assert share < 0.7
+
+
+def test_constant_weights_are_given_up(tmp_path: Path) -> None:
+    """Where samples refute nothing, as in zeros, the places that are compared are counted, not tried one by one."""
+    tensor = torch.zeros(512, 64)
+    tensor[201, 29] = 1
+    found, share = _read(tmp_path, {"zeros": tensor}, {"zeros": torch.zeros(4096, 64)})
+    assert not found.proved
+    assert share < 200
+
+
+@pytest.mark.parametrize("shape", [(), (4, 2, 3), (0, 4)], ids=str)
+def test_what_is_no_matrix_is_in_no_block(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Scalars, kernels and empty tensors that the graph lacks, beside weights of as many axes, are lost."""
+    other = torch.ones(8, *shape[1:]) if shape else torch.tensor(1.0)
+    weights = {"other": other, "matrix": torch.zeros(8, 2)}
+    found = identity(tmp_path, {"absent": torch.full(shape, 2.5)}, weights, external=False)
+    assert [entry.name for entry in found.lost] == ["absent"]
+
+
+def test_parts_of_parts(tmp_path: Path) -> None:
+    """A tensor in pieces of several lengths, some stored twice; the copies are explained as well."""
+    torch.manual_seed(0)
+    whole = torch.cat([torch.zeros(8, 16), torch.randn(24, 16), torch.zeros(16, 16)])
+    weights = {"a": whole[:8], "b": whole[8:32], "c": whole[8:32].T, "d": whole[32:]}
+    found = identity(tmp_path, {"whole": whole, "like b": torch.ones(24, 16)}, weights | {"ones": torch.ones(24, 16)})
+    assert (found.how, found.lost, found.unexplained) == ({"split": 1, "straight": 1}, (), ())
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_padding_hides_no_damage(tmp_path: Path, axis: int, transposed: bool) -> None:
+    """A second copy that is padded counts as one: whole it is explained, with one bit off the graph fails."""
+    matrix = torch.randn(100, 80)
+    padding = torch.zeros((4, 80) if axis == 0 else (100, 4))
+    copy = torch.cat([matrix, padding], axis)
+    weights = {"head": matrix.clone(), "padded": copy.T.contiguous() if transposed else copy}
+    whole = identity(tmp_path, {"embed": matrix}, weights)
+    assert (whole.unexplained, whole.proved, whole.how) == ((), True, {"straight": 1})
+    weights["padded"].view(torch.int32)[50, 50] ^= 1
+    damaged = identity(tmp_path, {"embed": matrix}, weights)
+    assert [(entry.name, entry.required) for entry in damaged.unexplained] == [("padded", True)]
+
+
+@pytest.mark.parametrize("shape", [(1, 100, 80), (8000,), (80, 1, 100), (1, 8000)], ids=str)
+def test_other_axes_hide_no_damage(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A second copy with axes of length 1, turned or in a row counts as one as well."""
+    matrix = torch.randn(100, 80)
+    damaged = matrix.clone()
+    damaged[50, 50] += 1
+    copy = (damaged.T if shape[0] == 80 else damaged).reshape(shape)
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": copy})
+    assert [(entry.name, entry.required) for entry in found.unexplained] == [("other", True)]
+
+
+def test_constants_of_every_kind_are_weights(tmp_path: Path) -> None:
+    """Numbers in a list of floats, and those in a function of the graph, are weights like any other."""
+    path = write_graph(tmp_path / "g.onnx", {"w": torch.ones(2, 2)})
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("Constant", [], ["listed"], value_floats=[1.0, 2.0]))
+    tensor = numpy_helper.from_array(torch.zeros(3, 2).numpy())
+    body = [helper.make_node("Constant", [], ["inner"], value=tensor)]
+    opset = [helper.make_opsetid("", 18)]
+    model.functions.append(helper.make_function("local", "f", [], ["inner"], body, opset))
+    onnx.save(model, path)
+    held = {weight.name: weight.shape for weight in read_graph(str(path)).weights}
+    assert held == {"w": (2, 2), "listed": (2,), "inner": (3, 2)}
+
+
+def test_a_packed_weight_must_be_filled_to_its_end(tmp_path: Path) -> None:
+    """Rows behind the last tensor of a packed matrix are explained by nothing; where one tensor ends another begins."""
+    parts = {name: torch.randn(24, 16) for name in "qk"}
+    more = torch.cat([*parts.values(), torch.randn(24, 16)])
+    found = identity(tmp_path, parts, {"w": more})
+    assert (found.how, [entry.name for entry in found.unexplained]) == ({"packed": 2}, ["w"])
+
+
+def test_the_longest_piece_is_taken(tmp_path: Path) -> None:
+    """Two weights begin alike where the tensor goes on: the longer one leads to the end."""
+    torch.manual_seed(0)
+    first, second = torch.randn(16, 8), torch.randn(16, 8)
+    weights = {"a": first, "long": torch.cat([first, second])}
+    found = identity(tmp_path, {"whole": torch.cat([first, second, first])}, weights)
+    assert (found.how, found.lost) == ({"split": 1}, ())
+
+
+@pytest.mark.parametrize(("rows", "whole"), [(15, False), (16, True)])
+def test_copies_of_a_tensor_do_not_overlap(tmp_path: Path, rows: int, whole: bool) -> None:
+    """A weight of equal rows is explained by a tensor of eight of them where it is a whole number of times as long."""
+    found = identity(tmp_path, {"zeros": torch.zeros(8, 16)}, {"w": torch.zeros(rows, 16)})
+    assert (found.how, found.unexplained == ()) == ({"packed": 1}, whole)
+
+
+def test_one_row_between_is_seen(tmp_path: Path) -> None:
+    """A row that belongs to no tensor, between two that stand packed, leaves the weight unexplained."""
+    torch.manual_seed(0)
+    parts = {name: torch.randn(24, 16) for name in "qk"}
+    packed = torch.cat([parts["q"], torch.randn(1, 16), parts["k"]])
+    found = identity(tmp_path, parts, {"w": packed})
+    assert (found.how, [entry.name for entry in found.unexplained]) == ({"packed": 2}, ["w"])
+
+
+def test_one_tensor_within_another(tmp_path: Path) -> None:
+    """Where a short tensor is the middle of a long one, what the long one fills is filled."""
+    torch.manual_seed(0)
+    long, last = torch.randn(24, 16), torch.randn(24, 16)
+    tensors = {"long": long, "short": long[8:16].clone(), "last": last}
+    found = identity(tmp_path, tensors, {"w": torch.cat([long, last])})
+    assert (found.how, found.lost, found.unexplained) == ({"packed": 3}, (), ())
+
+
+def test_pieces_that_begin_alike_are_given_up(tmp_path: Path) -> None:
+    """Of weights that begin as the tensor does and go on otherwise, some are compared and not all."""
+    weights = {str(i): torch.cat([torch.zeros(31, 64), torch.full((1, 64), float(i + 1))]) for i in range(900)}
+    found, share = _read(tmp_path, {"zeros": torch.zeros(64, 64)}, weights)
+    assert not found.proved
+    assert share < 300
+
+
+@pytest.mark.parametrize(("rows", "required"), [(63, None), (64, True)])
+def test_a_copy_in_a_row_from_4096_elements_on(tmp_path: Path, rows: int, required: bool | None) -> None:
+    """A damaged copy that is stored as a vector counts as soon as a vector must be found, and not before."""
+    matrix = torch.randn(rows, 64)
+    damaged = matrix.reshape(-1).clone()
+    damaged[50] += 1
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": damaged})
+    assert [entry.required for entry in found.unexplained] == ([] if required is None else [required])
+
+
+def test_a_long_vector_of_no_matrix_is_none(tmp_path: Path) -> None:
+    """A vector with another number of elements than every matrix is no copy of one."""
+    matrix = torch.randn(100, 80)
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(8001)})
+    assert found.unexplained == ()
+
+
+@pytest.mark.parametrize(("rows", "required"), [(125, True), (126, False)])
+def test_padding_is_a_quarter_at_most(tmp_path: Path, rows: int, required: bool) -> None:
+    """A matrix that is longer than a tensor by up to a quarter must hold it; a longer one is something else."""
+    matrix = torch.randn(100, 80)
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(rows, 80)})
+    assert [entry.required for entry in found.unexplained] == [required]
+
+
+def test_a_shorter_matrix_is_no_padded_one(tmp_path: Path) -> None:
+    """A matrix of fewer rows is reported and fails nothing."""
+    matrix = torch.randn(100, 80)
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(90, 80)})
+    assert [entry.required for entry in found.unexplained] == [False]
+
+
+def test_weights_of_two_types(tmp_path: Path) -> None:
+    """What is packed or split in one float type is found beside weights of another."""
+    torch.manual_seed(0)
+    parts = {name: torch.randn(24, 24) for name in "qkv"}
+    whole = torch.cat(list(parts.values()))
+    half = {"a half": torch.randn(7, 24).half()}
+    assert identity(tmp_path, parts, half | {"qkv": whole}).how == {"packed": 3}
+    assert identity(tmp_path, {"qkv": whole}, half | parts).how == {"split": 1}
+
+
+def test_packed_is_not_looked_for_in_pieces(tmp_path: Path) -> None:
+    """A tensor that stands among others and in pieces as well is found once, as packed."""
+    torch.manual_seed(0)
+    tensor, other = torch.randn(24, 16), torch.randn(24, 16)
+    weights = {"w": torch.cat([tensor, other]), "up": tensor[:12].clone(), "down": tensor[12:].clone()}
+    assert identity(tmp_path, {"t": tensor, "o": other}, weights).how == {"packed": 2}
+
+
+def test_nothing_to_look_for_reads_nothing() -> None:
+    """Where every tensor stands whole, no weight is hashed."""
+    assert find_blocks({}, {"w": Weight("FLOAT", None)}).forms == {}
+
+
+def test_what_samples_refute_is_no_try(tmp_path: Path) -> None:
+    """A tensor behind many places that begin as it does is found: samples of its other rows refute them."""
+    torch.manual_seed(0)
+    blocks = [torch.cat([torch.zeros(1, 16), torch.randn(7, 16)]) for _ in range(101)]
+    assert identity(tmp_path, {"last": blocks[-1]}, {"w": torch.cat(blocks)}).how == {"packed": 1}
+
+
+@pytest.mark.parametrize("stored", ["model.positions.weight", "positions.weight"])
+def test_rows_before_position_0(tmp_path: Path, stored: str) -> None:
+    """A table may lack the rows that its class never looks up, and no other: one more, or one bit, and it is lost."""
+    torch.manual_seed(0)
+    table, offsets = torch.randn(66, 32), {"model.positions.weight": 2}
+    found = identity(tmp_path, {stored: table}, {"w": table[2:].clone()}, offsets=offsets)
+    assert (found.how, found.lost, found.unexplained) == ({"without 2 rows before position 0": 1}, (), ())
+    assert not identity(tmp_path, {stored: table}, {"w": table[2:].clone()}).proved
+    assert not identity(tmp_path, {stored: table}, {"w": table[3:].clone()}, offsets=offsets).proved
+    damaged = table[2:].clone()
+    damaged[5, 5] += 1
+    assert not identity(tmp_path, {stored: table}, {"w": damaged}, offsets=offsets).proved
+    assert not identity(tmp_path, {"other.weight": table}, {"w": table[2:].clone()}, offsets=offsets).proved
+    whole = identity(tmp_path, {stored: table}, {"w": table.clone()}, offsets=offsets)
+    assert whole.how == {"straight": 1}
+
+
+@pytest.mark.parametrize("shape", [(2, 32), (1, 32), (66,)], ids=str)
+def test_what_is_no_longer_table(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A table of no more rows than stand before position 0, or a vector, has nothing left to look for."""
+    tensor = torch.arange(1.0, prod(shape) + 1).reshape(shape)
+    weights = {"w": torch.zeros(66, 32), "v": torch.arange(3.0, 67.0)}
+    found = identity(tmp_path, {"p.weight": tensor}, weights, offsets={"p.weight": 2})
+    assert [entry.name for entry in found.lost] == ["p.weight"]
+
+
+sides = st.integers(1, 11)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sides, sides, st.sampled_from([("U8", "u1"), ("F16", "u2"), ("F32", "u4"), ("F64", "u8")]), sides, sides)
+def test_turned(rows: int, columns: int, kind: tuple[str, str], before: int, after: int) -> None:
+    """What is written is the transposed, and a byte that is wrong afterwards is found where it is."""
+    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"tieconv-turn-{os.getpid()}"
+    matrix = np.arange(1, rows * columns + 1).astype(kind[1]).reshape(rows, columns)
+    path.write_bytes(bytes(before) + matrix.tobytes())
+    content = Gathered(ByteRange("x", before, before + matrix.nbytes), kind[0], (columns, rows), (1, columns))
+    source, out = os.open(path, os.O_RDONLY), os.open(f"{path}.out", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        done: list[int] = []
+        write_pieces(WrittenFile("y", ((after, content),)), out, lambda _: source, done.append)
+        assert sum(done) == matrix.nbytes
+        assert os.pread(out, 9999, after) == matrix.T.tobytes()
+        assert difference(out, after, content, lambda _: source, done.append) is None
+        wrong = after + (rows * columns // 2) * matrix.itemsize
+        os.pwrite(out, bytes([os.pread(out, 1, wrong)[0] ^ 1]), wrong)
+        assert difference(out, after, content, lambda _: source, done.append) == wrong
+    finally:
+        os.close(source)
+        os.close(out)
+        os.unlink(path)
+        os.unlink(f"{path}.out")
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 7), (7, 1)])
+def test_copied(tmp_path: Path, shape: tuple[int, int]) -> None:
+    """A content that is not turned is copied as it lies."""
+    matrix = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
+    (tmp_path / "x").write_bytes(matrix.tobytes())
+    content = Gathered(ByteRange("x", 0, matrix.nbytes), "F32", shape, (shape[1], 1))
+    with (tmp_path / "x").open("rb") as source, (tmp_path / "y").open("w+b") as out:
+        write_pieces(WrittenFile("y", ((4, content),)), out.fileno(), lambda _: source.fileno(), lambda _: None)
+        assert os.pread(out.fileno(), 999, 4) == matrix.tobytes()
+        assert difference(out.fileno(), 4, content, lambda _: source.fileno(), lambda _: None) is None

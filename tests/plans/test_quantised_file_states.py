@@ -16,8 +16,7 @@ import pytest
 
 import tieconv
 import tieconv as api
-from tests.inspection.quantised.stored_models import config, save, tables, tensor, under
-from tests.inspection.quantised.table_models import compressed
+from tests.inspection.quantised.stored_models import compressed, config, save, tables, tensor, under
 from tests.inspection.quantised.test_formulas import packed
 from tieconv.checkpoint.quantised_matrix import PairState
 
@@ -96,7 +95,7 @@ def test_a_gguf_file(name: str, tmp_path: Path) -> None:
 def test_an_onnx_graph(tmp_path: Path) -> None:
     """25: dedup makes two equal matrices one, with equal bits."""
     pytest.importorskip("onnx")
-    from tests.onnx.sessions import outputs, same_bits
+    from tests.onnx.graphs import outputs, same_bits
     from tests.onnx.share.test_quantised_pairs import Pair, V, build
 
     path = build(tmp_path / "model.onnx", Pair())

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 import tieconv
-from tests.inspection.quantised.stored_models import EMBED, HEAD, config, save, tensor, under
-from tests.inspection.quantised.table_models import (
+from tests.inspection.quantised.stored_models import (
     AWQ,
     BNB,
+    EMBED,
     GPTQ,
+    HEAD,
     MLX_CONFIG,
     NAMED,
     ROWS,
@@ -30,12 +31,16 @@ from tests.inspection.quantised.table_models import (
     awq,
     bitsandbytes,
     compressed,
+    config,
     fp8,
     gptq,
     in_floats,
     in_groups,
     mlx,
     packed,
+    save,
+    tensor,
+    under,
 )
 from tests.inspection.quantised.test_formulas import packed as packed_rows
 from tieconv.loaders.registry import consumer

@@ -1,4 +1,4 @@
-"""Local files: what is opened, what is listed, and where links may lead."""
+"""Local files: what is opened and listed, where links may lead, and which ranges share a request."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import errno
 import os
 import socket
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources import local
 from tieconv.sources.local import AHEAD, FileSet, in_hub_cache, locate, open_files, open_regular
+from tieconv.sources.ranged import RangedFiles, concurrently
 
 DIGEST = "0f" * 32
 
@@ -340,3 +344,29 @@ def test_the_kernel_is_told_what_comes_next(tmp_path: Path, monkeypatch: pytest.
             pieces.append(bytes(buffer))
     assert b"".join(pieces) == data
     assert announced == [(AHEAD, AHEAD + 5), (2 * AHEAD, 5)]
+
+
+def test_ranges_are_announced_together() -> None:
+    """Two ranges or more are asked for at once, and neighbours in one request."""
+    for starts, requests in (((), 0), ((0,), 0), ((0, 1 << 20), 2), ((0, 100), 1), ((0, 100, 1 << 20), 2)):
+        asked: list[tuple[str, int, int]] = []
+        files: Any = SimpleNamespace(_travels=lambda _: True, _missing=lambda *span, asked=asked: asked.append(span))
+        RangedFiles.announce(files, [ByteRange("a", start, start + 8) for start in starts])
+        assert len(asked) == requests, starts
+
+
+def test_a_failure_does_not_wait_for_requests_that_run() -> None:
+    """The other request goes on, and nobody waits for its end."""
+    ended, runs, may_end = [], Event(), Event()
+
+    def work(number: int) -> None:
+        if not number:
+            runs.wait(1)
+            raise KeyError
+        runs.set()
+        ended.append(may_end.wait(1))
+
+    with pytest.raises(KeyError):
+        list(concurrently(work, (0, 1), 2))
+    assert ended == []
+    may_end.set()

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import tieconv
-from tests.inspection.quantised.stored_models import Tensor, config, matrix, save, tensor, under
-from tests.inspection.quantised.table_models import model
+from tests.inspection.quantised.stored_models import Tensor, config, matrix, model, save, tensor, under
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import FaultKind, QuantisedMatrix
 from tieconv.errors import RefusedError

@@ -15,8 +15,8 @@ import pytest
 
 import tieconv
 from tests.cli.run import ok, refused
+from tests.onnx.graphs import copies
 from tests.onnx.layouts.conftest import Traced
-from tests.onnx.stored import copies
 from tests.slow import fast_only
 from tieconv.api.graphs import LAYOUT_NAMES
 from tieconv.checkpoint.graph_plan import HeadForm

@@ -14,8 +14,8 @@ from tests.onnx import faults
 from tests.onnx.exported import ROWS, build
 from tests.onnx.planted import arithmetic as ar
 from tests.onnx.planted import masks, tokens
+from tests.onnx.planted.once import torch_once
 from tests.onnx.planted.rows_file import measure_rows
-from tests.onnx.planted.torch_once import torch_once
 
 FILE = Path(__file__).parents[3] / "docs" / "pages" / "planted.json"
 LAST = ROWS - 1

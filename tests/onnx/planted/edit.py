@@ -1,11 +1,15 @@
-"""Edits of a graph that several faults share."""
+"""Edits of a graph that several faults share, and models for faults besides those of the tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import transformers as tr
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from tests.onnx.exported import _SIZES
 
 
 def constant(model: ModelProto, name: str, value: object) -> str:
@@ -74,3 +78,8 @@ def set_numbers(
 
 def to_int(source: str, target: str) -> NodeProto:
     return helper.make_node("Cast", [source], [target], to=TensorProto.INT64)
+
+
+MORE: dict[str, Callable[[], Any]] = {
+    "mistral-48": lambda: tr.MistralForCausalLM(tr.MistralConfig(**_SIZES, sliding_window=48))
+}

@@ -19,9 +19,9 @@ import onnxruntime as ort
 import tieconv
 from fixtures import exporters
 from tests.onnx.exported import build
+from tests.onnx.planted.once import torch_once
 from tests.onnx.planted.rows_file import measure_rows
 from tests.onnx.planted.torch_export import by_torch
-from tests.onnx.planted.torch_once import torch_once
 
 WRAPPED = ("bert", "cohere", "gemma2", "gpt2", "granite", "llama", "mistral-48")
 """Models that torch's own exporter writes too, with the plain wrappers of `torch_export`."""
