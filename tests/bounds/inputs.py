@@ -1,7 +1,7 @@
 """Hostile inputs of up to 100 MB, one maker each, made when a test asks for them.
 
-Each maker writes a model into an empty directory. Its arguments are the directory alone, so that a new input is one
-function with the decorator.
+Each maker writes a model into an empty directory, its one argument: a new input is a row, or a function with the
+decorator.
 """
 
 from __future__ import annotations
@@ -64,78 +64,10 @@ def _tiny(home: Path, name: str = "model.safetensors") -> None:
 
 
 @_input
-def safetensors_metadata_entries(home: Path) -> None:
-    _header(home, _repeated('{"__metadata__":{', lambda i: f'"{i:x}":"",', '"z":""}}'))
-
-
-@_input
-def safetensors_metadata_value(home: Path) -> None:
-    _header(home, b'{"__metadata__":{"a":"' + b"x" * (MAX - 200) + b'"}}')
-
-
-@_input
-def safetensors_metadata_value_wide(home: Path) -> None:
-    _header(home, b'{"__metadata__":{"a":"' + b"x" * (MAX - 200) + "😀".encode() + b'"}}')
-
-
-@_input
-def safetensors_metadata_escapes(home: Path) -> None:
-    _header(home, b'{"__metadata__":{"a":"' + b"\\ud83d\\ude00" * ((MAX - 200) // 12) + b'"}}')
-
-
-@_input
-def safetensors_tensors(home: Path) -> None:
-    """As many tensors as a header of 100 MB holds: 1.8 million."""
-    _header(
-        home,
-        _repeated(
-            "{",
-            lambda i: f'"{i:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}},',
-            '"z":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
-        ),
-    )
-
-
-@_input
 def safetensors_tensors_wide(home: Path) -> None:
     """A header of 55 MB with one character beyond ASCII."""
     row = '"model.layers.{}.mlp.experts.weight😀":{{"dtype":"BF16","shape":[0,4096],"data_offsets":[0,0]}},'
     _header(home, _repeated("{", row.format, '"z":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', 55_000_000))
-
-
-@_input
-def safetensors_name(home: Path) -> None:
-    _header(home, b'{"' + b"a" * (MAX - 200) + b'":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}')
-
-
-@_input
-def safetensors_shape(home: Path) -> None:
-    _header(home, b'{"a":{"dtype":"U8","shape":[' + b"1," * (MAX // 2 - 200) + b'1],"data_offsets":[0,1]}}', b"x")
-
-
-@_input
-def safetensors_lists(home: Path) -> None:
-    _header(home, b'{"a":{"dtype":"U8","shape":[' + b"[]," * (MAX // 3 - 200) + b'1],"data_offsets":[0,1]}}', b"x")
-
-
-@_input
-def safetensors_keys(home: Path) -> None:
-    _header(home, _repeated('{"a":{', lambda i: f'"{i:x}":0,', '"z":0}}'))
-
-
-@_input
-def safetensors_spaces(home: Path) -> None:
-    _header(home, b'{"a":' + b" " * (MAX - 200) + b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}')
-
-
-@_input
-def safetensors_number(home: Path) -> None:
-    _header(home, b'{"a":{"dtype":"U8","shape":[' + b"1" * (MAX - 200) + b'],"data_offsets":[0,0]}}')
-
-
-@_input
-def safetensors_unclosed(home: Path) -> None:
-    _header(home, b'{"a":{"dtype":"' + b'\\"' * (MAX // 2 - 200))
 
 
 @_input
@@ -160,18 +92,6 @@ def safetensors_experts_read(home: Path) -> None:
     data = b"".join(b"\0" + values[i : i + 2] + b"\x3f" for i in range(0, 4 * count, 4)) * 4
     _header(home, json.dumps(header, separators=(",", ":")).encode(), data)
     (home / "config.json").write_text(_EXPERTS)
-
-
-@_input
-def torch_tensors_read(home: Path) -> None:
-    """As many tensors with storages of their own as are read."""
-    _torch_tensors(home, 250_000)
-
-
-@_input
-def torch_compared_read(home: Path) -> None:
-    """As many tensors with storages of their own as `diff` compares."""
-    _torch_tensors(home, 125_000)
 
 
 def _torch_tensors(home: Path, number: int) -> None:
@@ -210,6 +130,50 @@ def safetensors_sparse(home: Path) -> None:
     )
 
 
+MAKERS |= {
+    "safetensors-metadata-entries": lambda home: _header(
+        home, _repeated('{"__metadata__":{', lambda i: f'"{i:x}":"",', '"z":""}}')
+    ),
+    "safetensors-metadata-value": lambda home: _header(home, b'{"__metadata__":{"a":"' + b"x" * (MAX - 200) + b'"}}'),
+    "safetensors-metadata-value-wide": lambda home: _header(
+        home, b'{"__metadata__":{"a":"' + b"x" * (MAX - 200) + "😀".encode() + b'"}}'
+    ),
+    "safetensors-metadata-escapes": lambda home: _header(
+        home, b'{"__metadata__":{"a":"' + b"\\ud83d\\ude00" * ((MAX - 200) // 12) + b'"}}'
+    ),
+    # As many tensors as a header of 100 MB holds: 1.8 million.
+    "safetensors-tensors": lambda home: _header(
+        home,
+        _repeated(
+            "{",
+            lambda i: f'"{i:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}},',
+            '"z":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
+        ),
+    ),
+    "safetensors-name": lambda home: _header(
+        home, b'{"' + b"a" * (MAX - 200) + b'":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    ),
+    "safetensors-shape": lambda home: _header(
+        home, b'{"a":{"dtype":"U8","shape":[' + b"1," * (MAX // 2 - 200) + b'1],"data_offsets":[0,1]}}', b"x"
+    ),
+    "safetensors-lists": lambda home: _header(
+        home, b'{"a":{"dtype":"U8","shape":[' + b"[]," * (MAX // 3 - 200) + b'1],"data_offsets":[0,1]}}', b"x"
+    ),
+    "safetensors-keys": lambda home: _header(home, _repeated('{"a":{', lambda i: f'"{i:x}":0,', '"z":0}}')),
+    "safetensors-spaces": lambda home: _header(
+        home, b'{"a":' + b" " * (MAX - 200) + b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    ),
+    "safetensors-number": lambda home: _header(
+        home, b'{"a":{"dtype":"U8","shape":[' + b"1" * (MAX - 200) + b'],"data_offsets":[0,0]}}'
+    ),
+    "safetensors-unclosed": lambda home: _header(home, b'{"a":{"dtype":"' + b'\\"' * (MAX // 2 - 200)),
+    # As many tensors with storages of their own as are read.
+    "torch-tensors-read": lambda home: _torch_tensors(home, 250_000),
+    # As many tensors with storages of their own as `diff` compares.
+    "torch-compared-read": lambda home: _torch_tensors(home, 125_000),
+}
+
+
 # --- index -----------------------------------------------------------------------------------------------
 
 _SHARD = "model-00001-of-00001.safetensors"
@@ -222,50 +186,36 @@ def _index(home: Path, content: bytes) -> None:
 
 
 @_input
-def index_entries(home: Path) -> None:
-    _index(home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"{_SHARD}",', f'"z":"{_SHARD}"}}}}'))
-
-
-@_input
 def index_read(home: Path) -> None:
     """As many names as are read, none of which is stored."""
     entries = {f"model.layers.{i}.experts.weight": _SHARD for i in range(500_000)}
     _index(home, json.dumps({"metadata": {"total_size": 1}, "weight_map": entries}).encode())
 
 
-@_input
-def index_short_entries(home: Path) -> None:
-    _index(home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"a",', '"z":"a"}}'))
-
-
-@_input
-def index_shards(home: Path) -> None:
-    _index(home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"{i:x}",', '"z":"a"}}'))
-
-
-@_input
-def index_wide(home: Path) -> None:
-    _index(home, _repeated('{"weight_map":{', lambda i: f'"{i}{"a" * 100}😀":"{_SHARD}",', f'"z":"{_SHARD}"}}}}'))
-
-
-@_input
-def index_metadata(home: Path) -> None:
-    _index(home, _repeated('{"metadata":{', lambda i: f'"{i:x}":0,', f'"z":0}},"weight_map":{{"z":"{_SHARD}"}}}}'))
-
-
-@_input
-def index_numbers(home: Path) -> None:
-    _index(home, b'{"metadata":{"a":[' + b"1," * (MAX // 2 - 100) + f'1]}},"weight_map":{{"z":"{_SHARD}"}}}}'.encode())
-
-
-@_input
-def index_lists(home: Path) -> None:
-    _index(home, b'{"metadata":{"a":[' + b"[]," * (MAX // 3 - 100) + f'1]}},"weight_map":{{"z":"{_SHARD}"}}}}'.encode())
-
-
-@_input
-def index_keys(home: Path) -> None:
-    _index(home, _repeated("{", lambda i: f'"{i:x}":0,', f'"weight_map":{{"z":"{_SHARD}"}}}}'))
+MAKERS |= {
+    "index-entries": lambda home: _index(
+        home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"{_SHARD}",', f'"z":"{_SHARD}"}}}}')
+    ),
+    "index-short-entries": lambda home: _index(
+        home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"a",', '"z":"a"}}')
+    ),
+    "index-shards": lambda home: _index(home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"{i:x}",', '"z":"a"}}')),
+    "index-wide": lambda home: _index(
+        home, _repeated('{"weight_map":{', lambda i: f'"{i}{"a" * 100}😀":"{_SHARD}",', f'"z":"{_SHARD}"}}}}')
+    ),
+    "index-metadata": lambda home: _index(
+        home, _repeated('{"metadata":{', lambda i: f'"{i:x}":0,', f'"z":0}},"weight_map":{{"z":"{_SHARD}"}}}}')
+    ),
+    "index-numbers": lambda home: _index(
+        home, b'{"metadata":{"a":[' + b"1," * (MAX // 2 - 100) + f'1]}},"weight_map":{{"z":"{_SHARD}"}}}}'.encode()
+    ),
+    "index-lists": lambda home: _index(
+        home, b'{"metadata":{"a":[' + b"[]," * (MAX // 3 - 100) + f'1]}},"weight_map":{{"z":"{_SHARD}"}}}}'.encode()
+    ),
+    "index-keys": lambda home: _index(
+        home, _repeated("{", lambda i: f'"{i:x}":0,', f'"weight_map":{{"z":"{_SHARD}"}}}}')
+    ),
+}
 
 
 # --- config ----------------------------------------------------------------------------------------------
@@ -277,20 +227,6 @@ def _config(home: Path, content: bytes) -> None:
 
 
 _LLAMA = '"model_type":"llama","architectures":["LlamaForCausalLM"]'
-
-
-@_input
-def config_levels(home: Path) -> None:
-    """300,000 sub-configs, each with a flag of its own."""
-    _config(
-        home,
-        _repeated(
-            f'{{{_LLAMA},"tie_word_embeddings":true,',
-            lambda i: f'"s{i}":{{"tie_word_embeddings":false}},',
-            '"z":0}',
-            12_000_000,
-        ),
-    )
 
 
 @_input
@@ -323,61 +259,37 @@ def config_parts_read(home: Path) -> None:
 
 
 @_input
-def config_hostile_levels(home: Path) -> None:
-    _config(
-        home, _repeated(f"{{{_LLAMA},", lambda i: f'"{i}_config":{{"tie_word_embeddings":1}},', '"z":0}', 12_000_000)
-    )
-
-
-@_input
-def config_lists(home: Path) -> None:
-    _config(home, b'{"a":[' + b"[]," * 5_000_000 + b"0]}")
-
-
-@_input
-def config_objects(home: Path) -> None:
-    _config(home, b'{"a":[' + b"{}," * 5_000_000 + b"0]}")
-
-
-@_input
-def config_numbers(home: Path) -> None:
-    _config(home, b'{"a":[' + b"1," * 7_000_000 + b"0]}")
-
-
-@_input
-def config_floats(home: Path) -> None:
-    _config(home, b'{"a":[' + b"1.,".replace(b".", b".5") * 3_000_000 + b"0]}")
-
-
-@_input
-def config_strings(home: Path) -> None:
-    _config(home, b'{"a":[' + b'"ab",' * 3_000_000 + b"0]}")
-
-
-@_input
-def config_keys(home: Path) -> None:
-    _config(home, _repeated("{", lambda i: f'"{i:x}":0,', '"z":0}', 15_000_000))
-
-
-@_input
-def config_repeated_keys(home: Path) -> None:
-    _config(home, b'{"a":[' + b'{"a":1,"a":1},' * 1_000_000 + b"0]}")
-
-
-@_input
-def config_architectures(home: Path) -> None:
-    _config(home, _repeated('{"architectures":[', lambda i: f'"A{i}",', '"z"]}', 15_000_000))
-
-
-@_input
-def config_wide(home: Path) -> None:
-    _config(home, f'{{{_LLAMA},"a":"'.encode() + b"x" * 15_000_000 + '😀"}'.encode())
-
-
-@_input
 def config_levels_deep(home: Path) -> None:
     deep = '{"a":' * 60 + '{"tie_word_embeddings":true}' + "}" * 60
     _config(home, _repeated(f"{{{_LLAMA},", lambda i: f'"s{i}":{deep},', '"z":0}', 14_000_000))
+
+
+MAKERS |= {
+    # 300,000 sub-configs, each with a flag of its own.
+    "config-levels": lambda home: _config(
+        home,
+        _repeated(
+            f'{{{_LLAMA},"tie_word_embeddings":true,',
+            lambda i: f'"s{i}":{{"tie_word_embeddings":false}},',
+            '"z":0}',
+            12_000_000,
+        ),
+    ),
+    "config-hostile-levels": lambda home: _config(
+        home, _repeated(f"{{{_LLAMA},", lambda i: f'"{i}_config":{{"tie_word_embeddings":1}},', '"z":0}', 12_000_000)
+    ),
+    "config-lists": lambda home: _config(home, b'{"a":[' + b"[]," * 5_000_000 + b"0]}"),
+    "config-objects": lambda home: _config(home, b'{"a":[' + b"{}," * 5_000_000 + b"0]}"),
+    "config-numbers": lambda home: _config(home, b'{"a":[' + b"1," * 7_000_000 + b"0]}"),
+    "config-floats": lambda home: _config(home, b'{"a":[' + b"1.,".replace(b".", b".5") * 3_000_000 + b"0]}"),
+    "config-strings": lambda home: _config(home, b'{"a":[' + b'"ab",' * 3_000_000 + b"0]}"),
+    "config-keys": lambda home: _config(home, _repeated("{", lambda i: f'"{i:x}":0,', '"z":0}', 15_000_000)),
+    "config-repeated-keys": lambda home: _config(home, b'{"a":[' + b'{"a":1,"a":1},' * 1_000_000 + b"0]}"),
+    "config-architectures": lambda home: _config(
+        home, _repeated('{"architectures":[', lambda i: f'"A{i}",', '"z"]}', 15_000_000)
+    ),
+    "config-wide": lambda home: _config(home, f'{{{_LLAMA},"a":"'.encode() + b"x" * 15_000_000 + '😀"}'.encode()),
+}
 
 
 # --- PEFT ------------------------------------------------------------------------------------------------
@@ -390,16 +302,14 @@ def _adapter(home: Path, content: bytes) -> None:
     )
 
 
-@_input
-def peft_targets(home: Path) -> None:
-    _adapter(home, _repeated('{"peft_type":"LORA","target_modules":[', lambda i: f'"m{i}",', '"lm_head"]}', 15_000_000))
-
-
-@_input
-def peft_saved(home: Path) -> None:
-    _adapter(
+MAKERS |= {
+    "peft-targets": lambda home: _adapter(
+        home, _repeated('{"peft_type":"LORA","target_modules":[', lambda i: f'"m{i}",', '"lm_head"]}', 15_000_000)
+    ),
+    "peft-saved": lambda home: _adapter(
         home, _repeated('{"peft_type":"LORA","modules_to_save":[', lambda i: f'"m{i}",', '"lm_head"]}', 15_000_000)
-    )
+    ),
+}
 
 
 # --- GGUF ------------------------------------------------------------------------------------------------
@@ -408,16 +318,6 @@ def peft_saved(home: Path) -> None:
 def _gguf(home: Path, tensors: int, keys: int, body: bytes) -> None:
     content = b"GGUF" + struct.pack("<IQQ", 3, tensors, keys) + body
     (home / "model.gguf").write_bytes(content + bytes(-len(content) % 32))
-
-
-@_input
-def gguf_keys(home: Path) -> None:
-    _gguf(home, 0, 100_000, b"".join(gguf_entry(f"{i}" + "k" * 900, 1) for i in range(100_000)))
-
-
-@_input
-def gguf_key_values(home: Path) -> None:
-    _gguf(home, 0, 24_000, b"".join(gguf_entry(f"{i}", "😀" + "v" * 4000) for i in range(24_000)))
 
 
 @_input
@@ -454,6 +354,16 @@ def gguf_names(home: Path) -> None:
     _gguf(home, 1500, 0, b"".join(gguf_text(f"{i}" + "n" * 65_000) + info for i in range(1500)))
 
 
+MAKERS |= {
+    "gguf-keys": lambda home: _gguf(
+        home, 0, 100_000, b"".join(gguf_entry(f"{i}" + "k" * 900, 1) for i in range(100_000))
+    ),
+    "gguf-key-values": lambda home: _gguf(
+        home, 0, 24_000, b"".join(gguf_entry(f"{i}", "😀" + "v" * 4000) for i in range(24_000))
+    ),
+}
+
+
 # --- ONNX ------------------------------------------------------------------------------------------------
 
 
@@ -480,55 +390,9 @@ def _onnx(home: Path, graph: bytes, more: bytes = b"") -> None:
 
 
 @_input
-def onnx_nodes(home: Path) -> None:
-    _onnx(home, _field(1, b"") * 40_000_000)
-
-
-@_input
-def onnx_small_nodes(home: Path) -> None:
-    _onnx(home, _field(1, _field(4, b"A") + _field(1, b"a")) * 600_000)
-
-
-@_input
-def onnx_nodes_read(home: Path) -> None:
-    """Just as many fields as are looked at."""
-    _onnx(home, _field(1, _field(4, b"A") + _field(1, b"a")) * 249_000)
-
-
-@_input
 def onnx_equal_read(home: Path) -> None:
     tensors = (f"{i:x}".encode() for i in range(149_000))
     _onnx(home, b"".join(_field(5, _field(8, name) + b"\x08\x01\x10\x01" + _field(9, bytes(4))) for name in tensors))
-
-
-@_input
-def onnx_initializers(home: Path) -> None:
-    _onnx(home, b"".join(_field(5, _field(8, f"{i:x}".encode()) + b"\x10\x01") for i in range(600_000)))
-
-
-@_input
-def onnx_equal_initializers(home: Path) -> None:
-    _onnx(
-        home,
-        b"".join(
-            _field(5, _field(8, f"{i:x}".encode()) + b"\x08\x01\x10\x01" + _field(9, bytes(4))) for i in range(390_000)
-        ),
-    )
-
-
-@_input
-def onnx_names(home: Path) -> None:
-    _onnx(home, b"".join(_field(5, _field(8, f"{i}{'n' * 65_000}".encode()) + b"\x10\x01") for i in range(1500)))
-
-
-@_input
-def onnx_inputs(home: Path) -> None:
-    _onnx(home, _field(1, b"".join(_field(1, f"{i:x}".encode()) for i in range(1_990_000))))
-
-
-@_input
-def onnx_metadata(home: Path) -> None:
-    _onnx(home, b"", b"".join(_field(14, _field(1, f"{i:x}".encode()) + _field(2, b"v")) for i in range(660_000)))
 
 
 @_input
@@ -540,9 +404,31 @@ def onnx_spelt(home: Path) -> None:
     _onnx(home, b"".join(tensors))
 
 
-@_input
-def onnx_dims(home: Path) -> None:
-    _onnx(home, _field(5, _field(1, b"\x01" * 1_900_000) + b"\x10\x01" + _field(8, b"a")))
+MAKERS |= {
+    "onnx-nodes": lambda home: _onnx(home, _field(1, b"") * 40_000_000),
+    "onnx-small-nodes": lambda home: _onnx(home, _field(1, _field(4, b"A") + _field(1, b"a")) * 600_000),
+    # Just as many fields as are looked at.
+    "onnx-nodes-read": lambda home: _onnx(home, _field(1, _field(4, b"A") + _field(1, b"a")) * 249_000),
+    "onnx-initializers": lambda home: _onnx(
+        home, b"".join(_field(5, _field(8, f"{i:x}".encode()) + b"\x10\x01") for i in range(600_000))
+    ),
+    "onnx-equal-initializers": lambda home: _onnx(
+        home,
+        b"".join(
+            _field(5, _field(8, f"{i:x}".encode()) + b"\x08\x01\x10\x01" + _field(9, bytes(4))) for i in range(390_000)
+        ),
+    ),
+    "onnx-names": lambda home: _onnx(
+        home, b"".join(_field(5, _field(8, f"{i}{'n' * 65_000}".encode()) + b"\x10\x01") for i in range(1500))
+    ),
+    "onnx-inputs": lambda home: _onnx(
+        home, _field(1, b"".join(_field(1, f"{i:x}".encode()) for i in range(1_990_000)))
+    ),
+    "onnx-metadata": lambda home: _onnx(
+        home, b"", b"".join(_field(14, _field(1, f"{i:x}".encode()) + _field(2, b"v")) for i in range(660_000))
+    ),
+    "onnx-dims": lambda home: _onnx(home, _field(5, _field(1, b"\x01" * 1_900_000) + b"\x10\x01" + _field(8, b"a"))),
+}
 
 
 # --- torch -----------------------------------------------------------------------------------------------
@@ -571,40 +457,22 @@ def _pickled(home: Path, data: bytes) -> None:
 
 
 @_input
-def torch_opcodes(home: Path) -> None:
-    """Numbers on the stack until the pickle ends."""
-    _pickled(home, b"\x80\x02" + b"K\x01" * 45_000_000 + b".")
-
-
-@_input
-def torch_lists(home: Path) -> None:
-    _pickled(home, b"\x80\x02](" + b"]" * 90_000 + b"e" + b"}0" * 40_000_000 + b".")
-
-
-@_input
-def torch_memo(home: Path) -> None:
-    _pickled(home, b"\x80\x02" + b"".join(b"]r" + struct.pack("<I", i) + b"0" for i in range(12_000_000)) + b"}.")
-
-
-@_input
 def torch_dictionary(home: Path) -> None:
     state = {f"k{i}": i for i in range(4_000_000)}
     _pickled(home, pickle.dumps(state, 2))
 
 
-@_input
-def torch_numbers(home: Path) -> None:
-    _pickled(home, pickle.dumps({"a": [1.5] * 9_000_000}, 2))
-
-
-@_input
-def torch_string(home: Path) -> None:
-    _pickled(home, pickle.dumps({"a": "😀" * 24_000_000}, 2))
-
-
-@_input
-def torch_strings(home: Path) -> None:
-    _pickled(home, pickle.dumps({"a": [f"{i:x}" for i in range(4_000_000)]}, 2))
+MAKERS |= {
+    # Numbers on the stack until the pickle ends.
+    "torch-opcodes": lambda home: _pickled(home, b"\x80\x02" + b"K\x01" * 45_000_000 + b"."),
+    "torch-lists": lambda home: _pickled(home, b"\x80\x02](" + b"]" * 90_000 + b"e" + b"}0" * 40_000_000 + b"."),
+    "torch-memo": lambda home: _pickled(
+        home, b"\x80\x02" + b"".join(b"]r" + struct.pack("<I", i) + b"0" for i in range(12_000_000)) + b"}."
+    ),
+    "torch-numbers": lambda home: _pickled(home, pickle.dumps({"a": [1.5] * 9_000_000}, 2)),
+    "torch-string": lambda home: _pickled(home, pickle.dumps({"a": "😀" * 24_000_000}, 2)),
+    "torch-strings": lambda home: _pickled(home, pickle.dumps({"a": [f"{i:x}" for i in range(4_000_000)]}, 2)),
+}
 
 
 # --- torch distributed -----------------------------------------------------------------------------------
@@ -652,27 +520,6 @@ _WIDE = "▁СЛОВО😀{}"
 
 
 @_input
-def tokenizer_vocabulary(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", _repeated('{"model":{"vocab":{', lambda i: f'"{i:x}":{i},', '"z":0}}}'))
-
-
-@_input
-def tokenizer_vocabulary_wide(home: Path) -> None:
-    """Texts of 4 bytes a character, though one character alone needs them."""
-    _tokenizer(
-        home,
-        "tokenizer.json",
-        _repeated('{"model":{"vocab":{', lambda i: f'"😀{"x" * 400}{i}":{i},', '"z":0}}}', 94_000_000),
-    )
-
-
-@_input
-def tokenizer_vocabulary_read(home: Path) -> None:
-    """As many tokens as are read."""
-    _model(home, _tokens(499_000))
-
-
-@_input
 def tokenizer_wide_read(home: Path) -> None:
     """More than the largest published ones: 262,000 tokens and 520,000 merges, all beyond Latin, 40 MB."""
     words = [_WIDE.format(i) for i in range(262_000)]
@@ -689,11 +536,6 @@ def tokenizer_merges_read(home: Path) -> None:
 
 
 @_input
-def tokenizer_unigram_read(home: Path) -> None:
-    _model(home, json.dumps([[_WIDE.format(i), -1.5] for i in range(262_000)], ensure_ascii=False, indent=2))
-
-
-@_input
 def tokenizer_added_read(home: Path) -> None:
     """65,536 added tokens, as for images and speech."""
     entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -706,140 +548,98 @@ def tokenizer_added_read(home: Path) -> None:
 
 
 @_input
-def tokenizer_merges(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", _repeated('{"model":{"merges":[', lambda i: f'"{i:x} a",', '"z"]}}'))
-
-
-@_input
-def tokenizer_merges_numbers(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", b'{"model":{"merges":[' + b"1," * (MAX // 2 - 200) + b"1]}}")
-
-
-@_input
-def tokenizer_merges_lists(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", b'{"model":{"merges":[' + b"[]," * (MAX // 3 - 200) + b"1]}}")
-
-
-@_input
-def tokenizer_merges_within(home: Path) -> None:
-    """Two million merges, each of numbers."""
-    _tokenizer(home, "tokenizer.json", b'{"model":{"merges":[' + b"[1,1,1,1,1,1,1,1,1,1]," * 1_999_000 + b'"z"]}}')
-
-
-@_input
-def tokenizer_merges_repeated(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", b'{"model":{' + b'"merges":[],' * (MAX // 12 - 200) + b'"vocab":{}}}')
-
-
-@_input
-def tokenizer_added(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", b'{"added_tokens":[' + b"{}," * (MAX // 3 - 200) + b"{}]}")
-
-
-@_input
-def tokenizer_lists(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", b'{"post_processor":[' + b"[]," * (MAX // 3 - 200) + b"1]}")
-
-
-@_input
-def tokenizer_numbers(home: Path) -> None:
-    """As many numbers that may be ids as are read."""
-    _model(home, _tokens(10), more=f'"post_processor":{json.dumps(list(range(1_000_000)))}')
-
-
-@_input
-def tokenizer_spaces(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", b'{"model":{"vocab"' + b" " * (MAX - 200) + b':{"a":0}}}')
-
-
-@_input
-def tokenizer_text(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", b'{"a":"' + b'\\"' * (MAX // 2 - 200))
-
-
-@_input
-def tokenizer_token(home: Path) -> None:
-    _tokenizer(home, "tokenizer.json", b'{"model":{"vocab":{"' + "😀".encode() + b"x" * 90_000_000 + b'":0}}}')
-
-
-@_input
-def tokenizer_vocab_json(home: Path) -> None:
-    _tokenizer(home, "vocab.json", _repeated("{", lambda i: f'"{i:x}":{i},', '"z":0}'))
-
-
-@_input
-def tokenizer_vocab_json_lists(home: Path) -> None:
-    _tokenizer(home, "vocab.json", b'{"a":[' + b"[]," * (MAX // 3 - 200) + b"1]}")
-
-
-@_input
-def tokenizer_vocab_json_read(home: Path) -> None:
-    _tokenizer(home, "vocab.json", _tokens(262_000, _WIDE).encode())
-
-
-@_input
 def tokenizer_two_read(home: Path) -> None:
     """The vocabulary stands in two files."""
     _model(home, _tokens(240_000, _WIDE))
     (home / "vocab.json").write_text(_tokens(240_000, _WIDE), encoding="utf-8")
 
 
-@_input
-def tokenizer_words(home: Path) -> None:
-    _tokenizer(home, "vocab.txt", b"\n" * MAX)
-
-
-@_input
-def tokenizer_short_words(home: Path) -> None:
-    _tokenizer(home, "vocab.txt", b"\n" * 7_900_000)
-
-
-@_input
-def tokenizer_words_read(home: Path) -> None:
-    _tokenizer(home, "vocab.txt", "\n".join(f"слово{i}" for i in range(400_000)).encode())
-
-
-@_input
-def tokenizer_config_decoder(home: Path) -> None:
-    _tokenizer(
+MAKERS |= {
+    "tokenizer-vocabulary": lambda home: _tokenizer(
+        home, "tokenizer.json", _repeated('{"model":{"vocab":{', lambda i: f'"{i:x}":{i},', '"z":0}}}')
+    ),
+    # Texts of 4 bytes a character, though one character alone needs them.
+    "tokenizer-vocabulary-wide": lambda home: _tokenizer(
+        home,
+        "tokenizer.json",
+        _repeated('{"model":{"vocab":{', lambda i: f'"😀{"x" * 400}{i}":{i},', '"z":0}}}', 94_000_000),
+    ),
+    # As many tokens as are read.
+    "tokenizer-vocabulary-read": lambda home: _model(home, _tokens(499_000)),
+    "tokenizer-unigram-read": lambda home: _model(
+        home, json.dumps([[_WIDE.format(i), -1.5] for i in range(262_000)], ensure_ascii=False, indent=2)
+    ),
+    "tokenizer-merges": lambda home: _tokenizer(
+        home, "tokenizer.json", _repeated('{"model":{"merges":[', lambda i: f'"{i:x} a",', '"z"]}}')
+    ),
+    "tokenizer-merges-numbers": lambda home: _tokenizer(
+        home, "tokenizer.json", b'{"model":{"merges":[' + b"1," * (MAX // 2 - 200) + b"1]}}"
+    ),
+    "tokenizer-merges-lists": lambda home: _tokenizer(
+        home, "tokenizer.json", b'{"model":{"merges":[' + b"[]," * (MAX // 3 - 200) + b"1]}}"
+    ),
+    # Two million merges, each of numbers.
+    "tokenizer-merges-within": lambda home: _tokenizer(
+        home, "tokenizer.json", b'{"model":{"merges":[' + b"[1,1,1,1,1,1,1,1,1,1]," * 1_999_000 + b'"z"]}}'
+    ),
+    "tokenizer-merges-repeated": lambda home: _tokenizer(
+        home, "tokenizer.json", b'{"model":{' + b'"merges":[],' * (MAX // 12 - 200) + b'"vocab":{}}}'
+    ),
+    "tokenizer-added": lambda home: _tokenizer(
+        home, "tokenizer.json", b'{"added_tokens":[' + b"{}," * (MAX // 3 - 200) + b"{}]}"
+    ),
+    "tokenizer-lists": lambda home: _tokenizer(
+        home, "tokenizer.json", b'{"post_processor":[' + b"[]," * (MAX // 3 - 200) + b"1]}"
+    ),
+    # As many numbers that may be ids as are read.
+    "tokenizer-numbers": lambda home: _model(
+        home, _tokens(10), more=f'"post_processor":{json.dumps(list(range(1_000_000)))}'
+    ),
+    "tokenizer-spaces": lambda home: _tokenizer(
+        home, "tokenizer.json", b'{"model":{"vocab"' + b" " * (MAX - 200) + b':{"a":0}}}'
+    ),
+    "tokenizer-text": lambda home: _tokenizer(home, "tokenizer.json", b'{"a":"' + b'\\"' * (MAX // 2 - 200)),
+    "tokenizer-token": lambda home: _tokenizer(
+        home, "tokenizer.json", b'{"model":{"vocab":{"' + "😀".encode() + b"x" * 90_000_000 + b'":0}}}'
+    ),
+    "tokenizer-vocab-json": lambda home: _tokenizer(
+        home, "vocab.json", _repeated("{", lambda i: f'"{i:x}":{i},', '"z":0}')
+    ),
+    "tokenizer-vocab-json-lists": lambda home: _tokenizer(
+        home, "vocab.json", b'{"a":[' + b"[]," * (MAX // 3 - 200) + b"1]}"
+    ),
+    "tokenizer-vocab-json-read": lambda home: _tokenizer(home, "vocab.json", _tokens(262_000, _WIDE).encode()),
+    "tokenizer-words": lambda home: _tokenizer(home, "vocab.txt", b"\n" * MAX),
+    "tokenizer-short-words": lambda home: _tokenizer(home, "vocab.txt", b"\n" * 7_900_000),
+    "tokenizer-words-read": lambda home: _tokenizer(
+        home, "vocab.txt", "\n".join(f"слово{i}" for i in range(400_000)).encode()
+    ),
+    "tokenizer-config-decoder": lambda home: _tokenizer(
         home, "tokenizer_config.json", _repeated('{"added_tokens_decoder":{', lambda i: f'"{i}":{{}},', '"0":{}}}')
-    )
-
-
-@_input
-def tokenizer_config_template(home: Path) -> None:
-    _tokenizer(home, "tokenizer_config.json", b'{"chat_template":"' + "😀".encode() + b"x" * (MAX - 200) + b'"}')
-
-
-@_input
-def tokenizer_config_keys(home: Path) -> None:
-    _tokenizer(home, "tokenizer_config.json", _repeated("{", lambda i: f'"{i:x}_token":"",', '"z":0}', 7_000_000))
-
-
-@_input
-def tokenizer_special(home: Path) -> None:
-    _tokenizer(home, "special_tokens_map.json", b'{"a":[' + b'"x",' * (MAX // 4 - 200) + b'"x"]}')
-
-
-@_input
-def tokenizer_special_texts(home: Path) -> None:
-    _tokenizer(home, "special_tokens_map.json", _repeated('{"a":[', lambda i: f'"{i:x}",', '"x"]}', 7_000_000))
-
-
-@_input
-def generation_ids(home: Path) -> None:
-    _tokenizer(home, "generation_config.json", _repeated('{"eos_token_id":[', lambda i: f"{i},", "0]}"))
-
-
-@_input
-def generation_ids_read(home: Path) -> None:
-    _tokenizer(home, "generation_config.json", _repeated('{"eos_token_id":[', lambda i: f"{i},", "0]}", 900_000))
-
-
-@_input
-def config_ids_read(home: Path) -> None:
-    """As many ids as are read."""
-    _config(home, f'{{{_LLAMA},"eos_token_id":{json.dumps(list(range(1_900_000)))}}}'.encode())
+    ),
+    "tokenizer-config-template": lambda home: _tokenizer(
+        home, "tokenizer_config.json", b'{"chat_template":"' + "😀".encode() + b"x" * (MAX - 200) + b'"}'
+    ),
+    "tokenizer-config-keys": lambda home: _tokenizer(
+        home, "tokenizer_config.json", _repeated("{", lambda i: f'"{i:x}_token":"",', '"z":0}', 7_000_000)
+    ),
+    "tokenizer-special": lambda home: _tokenizer(
+        home, "special_tokens_map.json", b'{"a":[' + b'"x",' * (MAX // 4 - 200) + b'"x"]}'
+    ),
+    "tokenizer-special-texts": lambda home: _tokenizer(
+        home, "special_tokens_map.json", _repeated('{"a":[', lambda i: f'"{i:x}",', '"x"]}', 7_000_000)
+    ),
+    "generation-ids": lambda home: _tokenizer(
+        home, "generation_config.json", _repeated('{"eos_token_id":[', lambda i: f"{i},", "0]}")
+    ),
+    "generation-ids-read": lambda home: _tokenizer(
+        home, "generation_config.json", _repeated('{"eos_token_id":[', lambda i: f"{i},", "0]}", 900_000)
+    ),
+    # As many ids as are read.
+    "config-ids-read": lambda home: _config(
+        home, f'{{{_LLAMA},"eos_token_id":{json.dumps(list(range(1_900_000)))}}}'.encode()
+    ),
+}
 
 
 # --- files of `check` --------------------------------------------------------------------------------------
@@ -857,37 +657,25 @@ _ENTRY = '{{"model":"m{}","rule":"TIE001","file":"x","tensors":[]}}'
 
 
 @_input
-def baseline_entries(home: Path) -> None:
-    _checked(home, _repeated(_BASELINE, lambda i: _ENTRY.format(i) + ",", _ENTRY.format("") + "]}"))
-
-
-@_input
 def baseline_entries_read(home: Path) -> None:
     entries = ",".join(_ENTRY.format(i) for i in range(60_000))
     _checked(home, f"{_BASELINE}{entries}]}}".encode())
 
 
 @_input
-def baseline_lists(home: Path) -> None:
-    _checked(home, _BASELINE.encode() + b"[]," * 5_000_000 + b"0]}")
-
-
-@_input
-def baseline_wide(home: Path) -> None:
-    _checked(home, _BASELINE.encode() + "😀".encode().join((b'"', b'"]')) + b" " * 15_900_000 + b"}")
-
-
-@_input
-def settings_keys(home: Path) -> None:
-    _checked(home, _repeated("", lambda i: f"k{i:x} = 0\n", ""))
-
-
-@_input
-def settings_lists(home: Path) -> None:
-    _checked(home, b"select = [" + b"[]," * 300_000 + b"]")
-
-
-@_input
 def settings_models_read(home: Path) -> None:
     table = '[[per-model]]\nmodel = "m{}"\nignore = ["TIE001"]\nreason = "known"\n'
     _checked(home, "".join(map(table.format, range(14_000))).encode())
+
+
+MAKERS |= {
+    "baseline-entries": lambda home: _checked(
+        home, _repeated(_BASELINE, lambda i: _ENTRY.format(i) + ",", _ENTRY.format("") + "]}")
+    ),
+    "baseline-lists": lambda home: _checked(home, _BASELINE.encode() + b"[]," * 5_000_000 + b"0]}"),
+    "baseline-wide": lambda home: _checked(
+        home, _BASELINE.encode() + "😀".encode().join((b'"', b'"]')) + b" " * 15_900_000 + b"}"
+    ),
+    "settings-keys": lambda home: _checked(home, _repeated("", lambda i: f"k{i:x} = 0\n", "")),
+    "settings-lists": lambda home: _checked(home, b"select = [" + b"[]," * 300_000 + b"]"),
+}

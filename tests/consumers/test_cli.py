@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import tieconv
-from tests.checks.fixtures.loaders import STABLELM
 from tests.checks.fixtures.model import BERT, LLAMA, bert, flagged, llama, matrix, save, vector, with_row
+from tests.checks.fixtures.tie import STABLELM
 from tests.cli.run import ok, refused, run
 from tests.schemas import validate
 from tieconv.loaders import predict

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tieconv as api
-from tests.checks.fixtures.graphs import onx001_good, onx003_good
+from tests.checks.fixtures import FIXTURES
 from tests.checks.fixtures.model import BART, HEAD, LLAMA, flagged, matrix, save, vector
 from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection
@@ -195,7 +195,7 @@ def test_a_refusal_of_the_files_is_no_refusal_of_the_model(tmp_path: Path) -> No
     assert loaded.source(HEAD) == EMBEDDING
 
 
-@pytest.mark.parametrize("build", [onx001_good, onx003_good], ids=["one-table", "two-tables"])
+@pytest.mark.parametrize("build", [FIXTURES["ONX001 good"], FIXTURES["ONX003 good"]], ids=["one-table", "two-tables"])
 def test_a_graph_beside_a_config(build: Callable[[Path], Path], tmp_path: Path) -> None:
     """The ties of a graph are its own, not the groups of the class: each loader says that it reads no graph."""
     model = api.inspect(build(tmp_path / "m"))

@@ -12,8 +12,8 @@ import pytest
 
 import tieconv as api
 from tests.checks.fixtures import builder
-from tests.checks.fixtures.loaders import ASKED
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, matrix, save_shards
+from tests.checks.fixtures.tie import ASKED
 from tieconv import TieconvError, check
 from tieconv.api.check import expand, read_lists
 from tieconv.checks.registry import RULES

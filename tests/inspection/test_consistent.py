@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tieconv as api
+from tests.checks.fixtures import FIXTURES
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, Array, flagged, llama, matrix, save, vector, weights
-from tests.checks.fixtures.more import pef003_good
 from tieconv.checkpoint.inspection import Depth
 
 HEADS = {"absent": None, "copy": matrix(), "other": matrix(seed=1), "longer": matrix(9), "scaled": matrix() * 2}
@@ -43,7 +43,7 @@ def test_consistent(tied: bool, head: str, tmp_path: Path) -> None:
 
 def test_an_adapter_leaves_the_tie_to_its_base_model(tmp_path: Path) -> None:
     """No flag of an adapter says that a model is tied, and nothing is known of it."""
-    evidence = api.inspect(pef003_good(tmp_path / "model"))
+    evidence = api.inspect(FIXTURES["PEF003 good"](tmp_path / "model"))
     assert (evidence.config.effective, evidence.config.known, evidence.ties) == (False, False, ())
     assert evidence.config.why == "Unknown: the base model decides whether the pair is tied."
 
