@@ -50,7 +50,7 @@ The last three demand a change that could alter the function. There, `exact` mea
 flag, or that `.bin` already holds the head.
 
 `pytest -m matrix -n 2` runs everything again and writes the record (about ten minutes on two cores). A run of some
-classes (`-k`) replaces their rows. Each ordinary test run covers the classes of `tests/reload/sample.py`, and compares
+classes (`-k`) replaces their rows. Each ordinary test run covers the classes of `tests/reload/layouts.py`, and compares
 them with the record.
 """
 MANY = 60  # classes: more are counted, not named

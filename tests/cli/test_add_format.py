@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tieconv
-from tests.checks.fixtures.files import idx003_bad
+from tests.checks.fixtures import FIXTURES
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save, weights
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit, operations, plan, snapshot
@@ -162,7 +162,7 @@ def test_what_save_model_of_safetensors_writes(model, tmp_path: Path) -> None:
 
 def test_a_tensor_in_two_shards_with_the_same_bytes(tmp_path: Path) -> None:
     """No loader gets other values, whichever of the two copies it takes."""
-    ok("reindex --add-format", idx003_bad(tmp_path / "model"), "-o", tmp_path / "out")
+    ok("reindex --add-format", FIXTURES["IDX003 bad"](tmp_path / "model"), "-o", tmp_path / "out")
     assert (tmp_path / "out").is_dir()
 
 

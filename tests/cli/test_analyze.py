@@ -23,7 +23,7 @@ import tieconv
 from tests.analysis.lm import build, write_text
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit
-from tests.reporters.analyses import full
+from tests.reporters.reports import full
 from tests.schemas import validate
 from tieconv import analyze
 from tieconv.analysis.alignment import Contest, certainty, verdict

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import tieconv as api
-from tests.checks.fixtures.more import pef001_bad
+from tests.checks.fixtures import FIXTURES
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
 from tieconv.api import fixes
@@ -296,7 +296,7 @@ def test_a_remedy_for_another_model_is_left() -> None:
 
 def test_what_is_left_is_not_announced(tmp_path: Path) -> None:
     """The summary counts the findings that `--fix` would end, and no command for a base model is among them."""
-    result = run("check", pef001_bad(tmp_path / "adapter"))
+    result = run("check", FIXTURES["PEF001 bad"](tmp_path / "adapter"))
     assert result.exit_code == 1 and "PEF001" in result.stdout
     below = "1 model below was not checked (--recursive checks them)."
     assert result.stderr.rstrip().endswith(f"The check failed: 1 finding has level warning or higher. {below}")

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 
 import tieconv
 import tieconv as api
+from tests.checks.fixtures import builder
 from tests.checks.fixtures.model import Config, flagged, matrix, save
-from tests.checks.fixtures.more import pef002_bad
 from tests.cli.run import ok, run
 from tests.schemas import validate
 from tieconv.cli import COMMANDS, main
@@ -341,7 +341,7 @@ def test_a_head_that_was_not_compared_is_not_called_tied(tmp_path: Path) -> None
 
 def test_the_base_model_of_an_adapter_is_the_one_that_was_read(tmp_path: Path) -> None:
     """The adapter's config contains another path; the first line answers for the pair of the given model."""
-    adapter = pef002_bad(tmp_path / "adapter")
+    adapter = builder("PEF002", "bad")(tmp_path / "adapter")
     for name, verdict in (("llama-tied", "tied"), ("llama-untied", "untied")):
         lines = ok("inspect", adapter, "--base", MODELS / name).stdout.splitlines()
         row = next(line.split() for line in lines if line.lstrip().startswith("adapter of"))

@@ -12,7 +12,7 @@ import tieconv as api
 from fixtures import zoo
 from tests.consumers import grid
 from tests.consumers.compare import match
-from tests.reload.sample import SAMPLE
+from tests.reload.layouts import SAMPLE
 from tieconv.checkpoint.family import Tying
 
 RESULTS = Path(__file__).parents[2] / "docs" / "measured" / "consumers.json"

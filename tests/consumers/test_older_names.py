@@ -1,7 +1,4 @@
-"""Names that one major version of transformers reads and the other does not, as `inspect --consumers` tells them.
-
-What transformers 4 does is on record for every class in tests/families/older.json; here it is the predictions.
-"""
+"""Names and half-stored tables that one major version of transformers reads and the other does not."""
 
 from __future__ import annotations
 
@@ -12,11 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+import tieconv
 import tieconv as api
 from fixtures import zoo
+from tests.checks.fixtures.model import BART, BERT, BERT_EMBED, HEAD, Array, bert, flagged, matrix, save, vector
 from tests.oracles import run_transformers as loader
+from tieconv.checkpoint.finding import Prediction
 
 NEOX = "GPTNeoXForCausalLM"
 LLAVA = "LlavaForConditionalGeneration"
@@ -57,7 +58,7 @@ def observed(kind: str, folder: Path, embedding: str, head: str) -> str:
     return found
 
 
-def flagged(folder: Path, flag: bool) -> None:
+def set_flag(folder: Path, flag: bool) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": flag}))
 
@@ -71,7 +72,7 @@ def test_a_head_under_its_new_name(saved: dict[str, Path], tmp_path: Path) -> No
     assert newer[1].startswith("embed_out.weight is not stored and starts with random numbers; ")
     assert newer[1].endswith("; transformers 4.57 does not know the name lm_head.weight")
     assert [outcome for outcome, _ in predicted(saved[NEOX])] == ["untied"] * 3
-    flagged(folder, True)
+    set_flag(folder, True)
     assert [outcome for outcome, _ in predicted(folder)] == ["discarded", "discarded", "untied"]
 
 
@@ -98,7 +99,7 @@ def test_a_head_beside_names_without_the_prefix(kind: str, saved: dict[str, Path
     assert observed(kind, folder, table, head) == five[0] == "untied"
     assert older == newer and newer[0] == "error" and newer[1].startswith("transformers 4 treats the file as corrupted")
     tied = spelled(saved["GPT2LMHeadModel"], tmp_path / "tied", {"transformer.": ""}, drop="lm_head.weight")
-    flagged(tied, True)
+    set_flag(tied, True)
     assert [outcome for outcome, _ in predicted(tied)] == ["tied"] * 3
 
 
@@ -110,7 +111,7 @@ def test_one_name_without_the_prefix(saved: dict[str, Path], tmp_path: Path) -> 
     mixed = spelled(saved["GPT2LMHeadModel"], tmp_path / "n", {"lm_head": "transformer.lm_head"})
     assert observed("GPT2LMHeadModel", mixed, "transformer.wte.weight", "transformer.lm_head.weight") == "untied"
     assert [outcome for outcome, _ in predicted(mixed)] == ["random", "random", "untied"]
-    flagged(mixed, True)
+    set_flag(mixed, True)
     assert [outcome for outcome, _ in predicted(mixed)] == ["discarded", "discarded", "untied"]
 
 
@@ -136,9 +137,172 @@ def test_tables_that_differ_in_shape_by_design(tmp_path: Path) -> None:
     """Kyutai's input table has more rows than a head of its own: untied that is no mistake."""
     kind = "KyutaiSpeechToTextForConditionalGeneration"
     zoo.build(kind, tie=False).save_pretrained(tmp_path / "m")
-    flagged(tmp_path / "m", False)
+    set_flag(tmp_path / "m", False)
     older, newer, five = predicted(tmp_path / "m")
     loaded = zoo.model_class(kind).from_pretrained(tmp_path / "m")
     stored = load_file(tmp_path / "m" / "model.safetensors")["lm_head.weight"]
     assert torch.equal(loaded.get_parameter("lm_head.weight"), stored)
     assert (older[0], newer[0], five[0]) == ("error", "untied", "untied")  # 4.48 lacks the class
+
+
+SHARED, ENCODER, DECODER = (
+    "model.shared.weight",
+    *(f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")),
+)
+LETTERS = {"S": SHARED, "E": ENCODER, "D": DECODER, "H": HEAD}
+TABLES: dict[tuple[bool, str], tuple[str, str]] = {
+    (True, "S"): ("tied HS", "tied HS"),
+    (True, "E"): ("tied HS", "error SEDH"),
+    (True, "D"): ("tied HS", "tied HS"),
+    (True, "ED"): ("discarded E", "discarded E"),
+    (True, "SE"): ("discarded S", "discarded E"),
+    (True, "SH"): ("discarded S", "discarded H"),
+    (True, "EH"): ("discarded E", "error SEDH"),
+    (True, "DH"): ("discarded D", "discarded H"),
+    (True, "SEDH"): ("discarded SED", "discarded EDH"),
+    (False, "S"): ("random EDH", "random EDH"),
+    (False, "E"): ("random SDH", "random SDH"),
+    (False, "D"): ("random SEH", "random SEH"),
+    (False, "SE"): ("random DH", "random DH"),
+    (False, "SH"): ("unknown ", "random ED"),
+    (False, "EH"): ("unknown ", "random SD"),
+    (False, "SEDH"): ("untied HS", "untied HS"),
+}
+"""By the flag and the stored tables: what 4.48 and 4.57 do, and the names that the answer is about."""
+
+ASSIGNED = {"SH": "discarded H", "SEDH": "discarded EDH", "SE": "discarded E", "EH": "unknown ", "ED": "unknown "}
+"""What 4.48 does with a true flag if the file holds `final_logits_bias`, the first name of the state dict."""
+
+BIAS: dict[tuple[bool, bool, str], tuple[str, str]] = {
+    (True, True, "o"): ("", ""),
+    (True, True, "i"): ("i", "error"),
+    (True, True, "oi"): ("i", "i"),
+    (True, True, "equal"): ("", ""),
+    (False, True, "o"): ("", ""),
+    (False, True, "i"): ("i", "error"),
+    (False, True, "oi"): ("i", "i"),
+    (False, False, "o"): ("", ""),
+    (False, False, "i"): ("", "error"),
+    (False, False, "oi"): ("o", "i"),
+}
+"""By the flag, whether the embedding is stored, and the stored names: the outer or inner name that is not used.
+
+4.48 takes the inner one where the embedding is missing, and the outer one alone where it is not."""
+
+
+def predicted_tables(folder: Path, config: dict[str, object], tensors: dict[str, Array]) -> tuple[Prediction, ...]:
+    return api.inspect(save(folder / "model", config, tensors), consumers="transformers<5").consumers
+
+
+@pytest.mark.parametrize(("tied", "stored"), TABLES)
+def test_half_stored_tables(tied: bool, stored: str, tmp_path: Path) -> None:
+    """Each version's answer, and the tables that it names in their order."""
+    tensors = {LETTERS[letter]: matrix(seed=seed) for seed, letter in enumerate(stored)}
+    letters = {name: letter for letter, name in LETTERS.items()}
+    found = predicted_tables(tmp_path, flagged(BART, tied), tensors)
+    assert (
+        tuple(f"{one.outcome} {''.join(letters[name] for name in one.tensors)}" for one in found)
+        == TABLES[tied, stored]
+    )
+
+
+@pytest.mark.parametrize(("tied", "embedded", "stored"), BIAS)
+def test_two_names_of_a_bias(tied: bool, embedded: bool, stored: str, tmp_path: Path) -> None:
+    """The name whose values reach no logit, or an error where a tied pair has no values."""
+    names = {"o": "outer", "i": "inner"}
+    values = {names[letter]: vector(seed=seed) for seed, letter in enumerate("oi") if letter in stored}
+    if stored == "equal":
+        values = {name: vector() for name in ("outer", "inner")}
+    tensors = bert(head=matrix() if tied else matrix(seed=1), **values)
+    tensors["bert.embeddings.LayerNorm.weight"] = vector(4)
+    if not embedded:
+        del tensors[BERT_EMBED]
+    letters = {"cls.predictions.bias": "o", "cls.predictions.decoder.bias": "i"}
+    found = predicted_tables(tmp_path, flagged(BERT, tied), tensors)
+    said = ["error" if str(one.outcome) == "error" else "".join(letters[name] for name in one.dropped) for one in found]
+    assert tuple(said) == BIAS[tied, embedded, stored]
+
+
+@pytest.mark.parametrize("stored", ASSIGNED)
+def test_assigned_tables_in_448(stored: str, tmp_path: Path) -> None:
+    """With the first name of its state dict in the dtype of the model, 4.48 assigns tensors and ties later."""
+    tensors = {LETTERS[letter]: matrix(seed=number) for number, letter in enumerate(stored)}
+    tensors["final_logits_bias"] = vector(8).reshape(1, -1)
+    oldest, _ = predicted_tables(tmp_path, flagged(BART, True), tensors)
+    names = "".join(letter for letter, name in LETTERS.items() if name in oldest.tensors)
+    assert f"{oldest.outcome} {names}" == ASSIGNED[stored]
+
+
+def test_a_class_that_forbids_assignment_in_448(tmp_path: Path) -> None:
+    """GPT-J keeps its rounded head in 4.48, GPT-2 its embedding; in bf16 GPT-2 keeps the head too."""
+    names = ("transformer.wte.weight", "lm_head.weight")
+    table = torch.from_numpy(matrix()) + 1e-4
+    outcomes = {}
+    for kind, model_type in (("GPTJForCausalLM", "gptj"), ("GPT2LMHeadModel", "gpt2")):
+        for dtype in (torch.float32, torch.bfloat16):
+            folder = save(
+                tmp_path / f"{kind}{dtype}",
+                {"architectures": [kind], "model_type": model_type, "tie_word_embeddings": True},
+                {names[0]: matrix()},
+            )
+            head = table.bfloat16() if dtype is torch.float32 else table.bfloat16() + 1
+            save_file(
+                {names[0]: table.to(dtype), names[1]: head}, folder / "model.safetensors", metadata={"format": "pt"}
+            )
+            (found,) = api.inspect(folder, consumers="transformers==4.48").consumers
+            outcomes[kind, dtype] = str(found.outcome), found.tensors
+    assert outcomes["GPTJForCausalLM", torch.float32] == ("discarded", (names[0],))
+    assert outcomes["GPT2LMHeadModel", torch.float32][0] == "tied"
+    assert outcomes["GPT2LMHeadModel", torch.bfloat16] == ("discarded", (names[0],))
+
+
+def test_the_later_file_wins_in_448(tmp_path: Path) -> None:
+    """If shards are copied, the table of the later one stays, whichever it is."""
+    names = ("transformer.wte.weight", "lm_head.weight")
+    for first, last in (names, names[::-1]):
+        folder = save(
+            tmp_path / first,
+            {"architectures": ["GPTJForCausalLM"], "model_type": "gptj", "tie_word_embeddings": True},
+            {first: matrix()},
+        )
+        (folder / "model.safetensors").unlink()
+        shards = {"model-00001-of-00002.safetensors": first, "model-00002-of-00002.safetensors": last}
+        for number, (file, name) in enumerate(shards.items()):
+            save_file({name: torch.from_numpy(matrix(seed=number))}, folder / file, metadata={"format": "pt"})
+        index = {"metadata": {"total_size": 1}, "weight_map": {name: file for file, name in shards.items()}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (found,) = api.inspect(folder, consumers="transformers==4.48").consumers
+        assert (str(found.outcome), found.tensors) == ("discarded", (first,))
+
+
+SIZES = {"vocab_size": 64, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_ff": 16, "d_kv": 4,
+         "num_heads": 4, "num_layers": 1, "num_decoder_layers": 1, "max_position_embeddings": 64, "pad_token_id": 0,
+         "decoder_start_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+MEASURED = {
+    "t5": ("untied", "untied"), "mt5": ("untied", "untied"), "umt5": ("untied", "untied"),
+    "longt5": ("random", "untied"), "switch_transformers": ("random", "random"), "bart": ("random", "random"),
+    "mbart": ("random", "random"), "m2m_100": ("random", "random"), "pegasus": ("untied", "untied"),
+    "pegasus_x": ("untied", "untied"), "marian": ("untied", "untied"), "blenderbot": ("untied", "untied"),
+    "blenderbot-small": ("untied", "untied"), "led": ("untied", "untied"), "mvp": ("untied", "untied"),
+}  # fmt: skip
+"""What transformers 4.48.3 and 4.57.6 do with the file, the flag being false: the tables of both halves are the shared
+one, or start with random numbers."""
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("model_type", MEASURED)
+def test_the_tables_of_both_halves(model_type: str, tmp_path: Path) -> None:
+    """No claim is another than what was measured; what is not claimed is unknown, and in 4.57 nothing is."""
+    config = transformers.AutoConfig.for_model(model_type, **SIZES, tie_word_embeddings=False)
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    held = {name: value for name, value in held.items() if not name.endswith("embed_tokens.weight")}
+    held["lm_head.weight"] = torch.randn(64, 16)
+    save_file(held, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    values = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    values.pop("scale_decoder_outputs", None)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    older, newer = tieconv.inspect(tmp_path, consumers="transformers<5").consumers
+    assert str(older.outcome) in (MEASURED[model_type][0], "unknown")
+    assert str(newer.outcome) == MEASURED[model_type][1]

@@ -1,17 +1,33 @@
-"""The lookup: config in, family out; names and truth strings resolved without any model."""
+"""The lookup: config in, family out, also of draft models and of each level that a version reads."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tieconv as api
+from tests.checks.fixtures.model import (
+    EMBED,
+    GEMMA3,
+    INTERNVL,
+    LLAMA,
+    NESTED_EMBED,
+    Array,
+    Config,
+    llama,
+    matrix,
+    save,
+    vector,
+)
 from tests.patience import patient
 from tieconv.architectures import class_table as table
 from tieconv.architectures import effective, find, locate
 from tieconv.architectures import guess as pattern
-from tieconv.architectures.effective_flag import levels_read
+from tieconv.architectures.effective_flag import levels, levels_read, reading_v4
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 
 
@@ -170,12 +186,12 @@ def test_shared_storage_names_a_pair() -> None:
     for shape, pair in (((99, 64), ("a.weight", "b.weight")), ((64, 99), (None, None)), ((64, 64), (None, None))):
         tables = {"a.weight": shape, "b.weight": shape, "c.weight": (99, 64)}
         assert pattern.guess(tables, shared=[frozenset({"a.weight", "b.weight"})]) == pair
-    for name, pair in (("lm_head.weight", ("a.weight", "lm_head.weight")), (EMBED, (EMBED, "a.weight"))):
+    for name, pair in (("lm_head.weight", ("a.weight", "lm_head.weight")), (EMBED_TOKENS, (EMBED_TOKENS, "a.weight"))):
         tables = dict.fromkeys((name, "a.weight", "c.weight"), (99, 64))
         assert pattern.guess(tables, shared=[frozenset({name, "a.weight"})]) == pair
 
 
-EMBED = "model.embed_tokens.weight"
+EMBED_TOKENS = "model.embed_tokens.weight"
 PLAIN_DEFAULT_FALSE = "LlamaForCausalLM"
 PLAIN_DEFAULT_TRUE = "GPT2LMHeadModel"
 TOP_ONLY = "Gemma3ForConditionalGeneration"
@@ -350,3 +366,88 @@ def test_a_class_counts_for_its_own_model_types() -> None:
         assert (family.knowledge is Knowledge.TABLE) is known, case
         assert names is None or (family.input_embedding, family.output_head) == names, case
         assert bool(family.since) is (model_type in ("exaone", "internlm3", "sarvam_moe", "omniasr")), case
+
+
+ABSENT = object()
+
+
+def config(base: Config, top: object, nested: object) -> Config:
+    """The class with the flag at the top and in the text part; `ABSENT` leaves it out."""
+    value = {} if top is ABSENT else {"tie_word_embeddings": top}
+    inner = {} if nested is ABSENT else {"tie_word_embeddings": nested}
+    return {**base, **value, "text_config": {**base["text_config"], **inner}}
+
+
+@pytest.mark.parametrize(
+    ("top", "nested", "expected", "older"),
+    [
+        (True, True, {"": True, "text_config": True}, True),
+        (True, False, {"": True, "text_config": False}, False),
+        (False, True, {"": False, "text_config": True}, True),
+        (True, None, {"": True}, False),
+        (False, None, {"": False}, False),
+        (None, True, {"text_config": True}, True),
+        (None, False, {"text_config": False}, False),
+        (None, None, {}, False),
+        (ABSENT, None, {}, False),
+        (None, ABSENT, {}, True),
+        (ABSENT, ABSENT, {}, True),
+    ],
+)
+def test_a_null_beside_another_level(
+    top: object, nested: object, expected: dict[str, bool], older: bool, tmp_path: Path
+) -> None:
+    """A null declares nothing; where transformers 4 looks, it replaces the class's default by false."""
+    inspection = api.inspect(save(tmp_path / "model", config(GEMMA3, top, nested), {NESTED_EMBED: matrix()}))
+    assert levels(inspection) == expected
+    assert reading_v4(inspection) is older
+
+
+def test_only_the_level_that_a_version_reads(tmp_path: Path) -> None:
+    """InternVL's text part is read by transformers 4 alone, and the top by 5 alone."""
+    inspection = api.inspect(save(tmp_path / "model", config(INTERNVL, ABSENT, ABSENT), {NESTED_EMBED: matrix()}))
+    assert (levels(inspection), reading_v4(inspection), inspection.config.effective) == ({}, False, True)
+
+
+def test_a_null_at_the_only_level(tmp_path: Path) -> None:
+    """A flat class has one level; what is not text of it is no level."""
+    path = save(
+        tmp_path / "model",
+        {**LLAMA, "tie_word_embeddings": None, "vision_config": {"tie_word_embeddings": True}},
+        llama(),
+    )
+    inspection = api.inspect(path)
+    assert (levels(inspection), reading_v4(inspection)) == ({}, False)
+
+
+MAPS = {"d2t": vector(4), "t2d": vector(8)}
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors"),
+    [
+        ({**LLAMA, "architectures": ["LlamaForCausalLMEagle3"]}, {"fc.weight": matrix(4, 12)}),
+        ({**LLAMA, "draft_vocab_size": 4}, {"fc.weight": matrix(4, 12), "lm_head.weight": matrix(4)}),
+        (LLAMA, {"fc.weight": matrix(4, 12), "lm_head.weight": matrix(4), **MAPS}),
+    ],
+    ids=["class", "config", "tensors"],
+)
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_drafts_are_silent(
+    config: dict[str, Any], tensors: dict[str, Array], tied: bool | None, tmp_path: Path
+) -> None:
+    flag = {} if tied is None else {"tie_word_embeddings": tied}
+    inspection = api.inspect(save(tmp_path / "model", config | flag, tensors))
+    assert (inspection.findings, inspection.ties) == ((), ())
+    assert "draft" in inspection.config.why
+
+
+def test_vision_language_models_named_eagle_are_no_drafts(tmp_path: Path) -> None:
+    config = {**LLAMA, "architectures": ["Eagle2_5_VLForConditionalGeneration"]}
+    inspection = api.inspect(save(tmp_path / "model", config, {EMBED: matrix()}))
+    assert "draft" not in inspection.config.why
+
+
+def test_other_models_are_not_taken_for_drafts(tmp_path: Path) -> None:
+    inspection = api.inspect(save(tmp_path / "model", LLAMA, {EMBED: matrix()}))
+    assert [finding.rule for finding in inspection.findings] == ["TIE003"]

@@ -14,8 +14,8 @@ import transformers as tr
 
 import tieconv
 from tests.onnx import exported
-from tests.onnx.architectures import ARCHITECTURES
 from tests.onnx.export_table import make
+from tests.onnx.exported import ARCHITECTURES
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.onnx.write import session_proof as graph_proof
 

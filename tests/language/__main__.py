@@ -4,8 +4,7 @@ import argparse
 import sys
 from collections import Counter
 
-from tests.language.rules import broken
-from tests.language.texts import Text, all_texts
+from tests.language.texts import Text, all_texts, broken
 
 RECORDED = ("docs/matrix.md",)
 """Pages that quote messages as they were when a long measurement ran; their next run writes them anew."""

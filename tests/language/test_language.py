@@ -3,8 +3,18 @@
 import pytest
 
 from tests.language.__main__ import RECORDED, faults, main
-from tests.language.rules import ALLOWED, GONE, LONGEST, broken
-from tests.language.texts import Text, all_texts, answer_texts, code_texts, page_texts, sentences
+from tests.language.texts import (
+    ALLOWED,
+    GONE,
+    LONGEST,
+    Text,
+    all_texts,
+    answer_texts,
+    broken,
+    code_texts,
+    page_texts,
+    sentences,
+)
 
 MODULE = '''"""The first docstring of all."""
 

@@ -1,10 +1,13 @@
-"""The texts of the project: messages, help, docstrings and comments of the code, and the pages of the docs."""
+"""The texts of the project, and their rules: words that are gone, and how long a sentence may be."""
+
+from __future__ import annotations
 
 import ast
 import io
 import json
 import re
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -154,3 +157,25 @@ def sentences(words: str) -> Iterator[str]:
     words = re.sub(r"https?://\S+", "`x`", words)
     for line in re.split(r"\n\s*(?=[-*] |\d+\. )|\n\s*\n", words):
         yield from _ENDS.split(" ".join(line.split()))
+
+
+LONGEST = 20
+"""Words in a sentence."""
+
+_DATA = tomllib.loads((Path(__file__).parent / "words.toml").read_text())
+GONE = {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in _DATA["gone"].items()}
+ALLOWED = {entry["text"]: entry["reason"] for entry in _DATA.get("allowed", [])}
+
+
+def broken(text: Text) -> Iterator[str]:
+    """Yield what is wrong with a text."""
+    for sentence in sentences(text.words):
+        if any(allowed in sentence for allowed in ALLOWED):
+            continue
+        for pattern, instead in GONE.items():
+            match = pattern.search(re.sub(r"`[^`]*`", "`x`", sentence))
+            if match:
+                yield f'"{match[0]}": {instead}'
+        length = sum(bool(re.search(r"\w", word)) for word in sentence.split())
+        if length > LONGEST:
+            yield f"{length} words in a sentence: {sentence[:70]}…"

@@ -8,9 +8,8 @@ import tempfile
 from itertools import groupby
 from pathlib import Path
 
-from tests.mutants.mutations import Mutant
+from tests.mutants.mutations import Mutant, equivalent, key, sample
 from tests.mutants.rooms import TESTS, room_of
-from tests.mutants.sample import equivalent, key, sample
 from tests.mutants.scratch import Scratch
 
 AIM = 0.95

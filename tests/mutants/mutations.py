@@ -1,10 +1,16 @@
-"""The changes that a module can get: one expression each, written back over its own source text."""
+"""The mutants of a module, and a random sample of those of all rooms."""
 
 from __future__ import annotations
 
 import ast
+import json
+import random
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutants.rooms import ROOT, modules, room_of
 
 SWAPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
@@ -120,3 +126,40 @@ def _conditions(node: ast.AST) -> Iterator[ast.expr]:
         case _:
             return
     yield from (test for test in tests if isinstance(test, ast.Name | ast.Attribute | ast.Call))
+
+
+RECORD = Path(__file__).with_name("equivalent.json")
+"""Mutants that no test can notice, each with its reason."""
+
+KEYS = ("file", "within", "text", "before", "after")
+
+
+def key(mutant: Mutant) -> tuple[str, ...]:
+    """What names a mutant however the lines around it move."""
+    return mutant.file, mutant.within, mutant.text, " ".join(mutant.before.split()), mutant.after
+
+
+def equivalent() -> dict[tuple[str, ...], str]:
+    """The reasons in `RECORD` by the keys of their mutants."""
+    entries = json.loads(RECORD.read_text(encoding="utf-8"))
+    return {tuple(entry[name] for name in KEYS): entry["reason"] for entry in entries}
+
+
+def population(rooms: set[str]) -> dict[str, list[Mutant]]:
+    """Every mutant of the rooms, by room."""
+    by_room = defaultdict(list)
+    for file in modules():
+        if not rooms or room_of(file) in rooms:
+            by_room[room_of(file)] += mutants(file, (ROOT / file).read_bytes())
+    return {room: every for room, every in by_room.items() if every}
+
+
+def sample(count: int, seed: int, rooms: set[str]) -> list[Mutant]:
+    """``count`` mutants, or all there are, in turn from each room: the same for the same source and ``seed``."""
+    chance, queues = random.Random(seed), population(rooms)
+    for queue in queues.values():
+        chance.shuffle(queue)
+    taken: list[Mutant] = []
+    while len(taken) < count and any(queues.values()):
+        taken += [queue.pop() for queue in queues.values() if queue]
+    return sorted(taken[:count], key=lambda mutant: (room_of(mutant.file), mutant.file, mutant.start, mutant.after))

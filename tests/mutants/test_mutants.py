@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import scratch
-from tests.mutants.mutations import Mutant, mutants
+from tests.mutants.mutations import Mutant, equivalent, key, mutants, population, sample
 from tests.mutants.rooms import ROOT, TESTS, modules, room_of
-from tests.mutants.sample import equivalent, key, population, sample
 
 SOURCE = '''
 """A module."""

@@ -24,7 +24,7 @@ import onnxruntime as ort
 
 import tieconv
 from tests.onnx import exported
-from tests.onnx.architectures import ARCHITECTURES
+from tests.onnx.exported import ARCHITECTURES
 from tests.onnx.graphs import tensors
 from tests.onnx.head_forms import measure as head_forms
 

@@ -1,4 +1,4 @@
-"""What a budget feeds, the reference in float64 with float32 weights, and the faults in a real model."""
+"""What a budget feeds: long sequences, large batches, positions behind a cache, and a reference in float64."""
 
 from __future__ import annotations
 
@@ -8,27 +8,36 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tieconv
-from tests.onnx import faults
+from tests.onnx import exported, faults
 from tests.onnx.exported import make
 from tests.onnx.planted import arithmetic
 from tests.onnx.real_faults import FAULTS, FILE, UNSEEN
+from tieconv import inspect
 from tieconv.api.graphs import seconds_of
-from tieconv.onnx.parity.batches import LONG, Layout, first_cells
+from tieconv.onnx.export.adapter import start_ranges
+from tieconv.onnx.parity.batches import BEYOND, LONG, Layout, first_cells, single_seed_cells
 from tieconv.onnx.parity.bindings import Bindings, Kind, Padding
-from tieconv.onnx.parity.measured_pair import Wishes
-from tieconv.onnx.parity.passes import make_work, pieces
-from tieconv.reference import Batch, load
+from tieconv.onnx.parity.measured_pair import WIDEST, Subject, Wishes, planned_window, reference_bytes
+from tieconv.onnx.parity.passes import make_work, pieces, run_model
+from tieconv.reference import Batch, load, position_limit
 from tieconv.reference import float64 as wide
 from tieconv.reference.packages import need
+
+pytest.importorskip("torch")
+
 
 LARGE = 1 << 20
 POLICY = "OMP_WAIT_POLICY"
@@ -162,3 +171,168 @@ def test_the_wait_policy_of_the_user_is_left(monkeypatch: pytest.MonkeyPatch) ->
         need("torch", "torch", "a test")
         assert os.environ.get(POLICY) == own
     assert seen == ["PASSIVE", "ACTIVE"]
+
+
+FREE = 1 << 30
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_long_sequence_and_six_rows(kind: Kind) -> None:
+    """Every kind has a sequence of 144 tokens, and six rows with as many different masks."""
+    made = list(single_seed_cells(kind, 1 << 20))
+    assert max(max(cell.past, cell.sequence) for cell in made) == LONG >= 128
+    six = [cell for cell in made if cell.batch == 6]
+    assert six and all(len({str(cell.masked(row, 14)) for row in range(6)}) == 6 for cell in six)
+    longer = {cell.length for cell in single_seed_cells(kind, 100)} if not kind.encodes else {100}
+    assert max(longer) == 100
+
+
+@pytest.mark.parametrize("window", [1, 4, 20, 48, 512, WIDEST])
+def test_a_window_is_crossed(window: int) -> None:
+    """One pass and cached steps begin before the end of the window and end behind it, if nothing shorter does."""
+    made = list(single_seed_cells(Kind.CACHED, 1 << 20, window=window))
+    assert max(cell.sequence for cell in made if not cell.past) >= window + BEYOND
+    stepped = [cell for cell in made if cell.steps]
+    assert all(cell.past < window + 1 and cell.length >= window + BEYOND for cell in stepped)
+    assert bool(stepped) == (window != 20)  # the prompt of five with 32 steps crosses this one
+    assert all(pieces(cell, Kind.CACHED) == (cell.past, *[1] * cell.steps) for cell in stepped)
+    long = [cell for cell in made if cell.sequence > LONG]
+    assert all(cell.judged == 2 * BEYOND for cell in long)
+
+
+def test_a_window_beyond_the_positions_is_not_crossed() -> None:
+    """A model of 40 positions cannot leave a window of 48."""
+    assert not [cell for cell in single_seed_cells(Kind.CACHED, 40, window=48) if cell.steps or cell.judged_last]
+
+
+def subject(tmp_path: Path, window: int) -> Subject:
+    make("mistral-48").save_pretrained(tmp_path)
+    config = SimpleNamespace(sliding_window=window, num_attention_heads=4, vocab_size=1021)
+    return Subject(None, inspect(tmp_path, depth="header"), "cpu", "float32", None, config)  # type: ignore[arg-type]
+
+
+def test_a_window_that_is_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window wider than the limit, and one whose sequence does not fit into memory."""
+    monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: FREE)
+    assert planned_window(subject(tmp_path, 48)) == (48, "")
+    window, note = planned_window(subject(tmp_path, WIDEST + 1))
+    assert (window, "4097 tokens was not measured" in note) == (0, True)
+    window, note = planned_window(subject(tmp_path, WIDEST))
+    assert (window, "needs 1.11 GB of memory, but only 1.07 GB is free" in note) == (0, True), note
+    wide = subject(tmp_path, 48)
+    assert reference_bytes(wide, 100) == reference_bytes(wide, 0) + 8 * (100 * 1021 + 2 * 4 * 100 * 100)
+
+
+def test_positions_that_begin_after_the_padding() -> None:
+    """RoBERTa numbers positions from the padding token's id on, so a few of its table are never reached."""
+    config = SimpleNamespace(max_position_embeddings=130, pad_token_id=1, model_type="roberta")
+    assert position_limit(config) == 128
+    assert position_limit(SimpleNamespace(max_position_embeddings=130, pad_token_id=1, model_type="bert")) == 130
+    assert position_limit(SimpleNamespace()) is None
+    assert position_limit(SimpleNamespace(max_position_embeddings=0)) is None
+
+
+def test_the_reference_runs_once_for_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence in one pass and in steps is one batch of the reference, and only the judged logits are computed."""
+    made = subject(tmp_path, 48)
+    model = load(str(tmp_path), made.evidence.checkpoint.config_values, "float64")
+    bindings = Bindings(Kind.CACHED, {}, (), (), "logits")
+    work = make_work(bindings, model.model.config, 48)
+    seen: list[Any] = []
+    stored: dict[object, torch.Tensor] = {}
+    genuine = model.logits
+
+    def logits(batch: Batch, last: int) -> torch.Tensor:
+        seen.append((tuple(batch.ids.shape), last))
+        return genuine(batch, last)
+
+    monkeypatch.setattr(model, "logits", logits)
+    run_model(model, work, SimpleNamespace(put=stored.__setitem__), "reference")  # type: ignore[arg-type]
+    assert len(seen) < len(work.cells) == len(stored)
+    assert seen.count(((1, 128), 128)) == 1
+    for cell in work.cells:
+        again = work.judged(cell, genuine(work.batch(cell)))
+        assert torch.allclose(again, stored["reference", cell], rtol=0, atol=1e-11)
+    assert replace(work, window=0).cells != work.cells
+
+
+INT64 = ir.TensorType(ir.DataType.INT64)
+FLOAT = ir.TensorType(ir.DataType.FLOAT)
+
+
+def constant(name: str, number: float, kind: ir.TensorType = INT64) -> ir.Value:
+    made = ir.tensor(np.array(number, np.int64 if kind == INT64 else np.float32), name=name)
+    return ir.Value(name=name, shape=ir.Shape([]), type=kind, const_value=made)
+
+
+def summed(
+    *, first: float = 0, step: float = 1, shape: tuple[int, ...] = (), kind: ir.TensorType = INT64, turned: bool = False
+) -> ir.Model:
+    """Add(Range(first, length, step), past), with a past of this shape."""
+    length = ir.Value(name="length", shape=ir.Shape([]), type=kind)
+    past = ir.Value(name="past", shape=ir.Shape(shape), type=kind)
+    bounds = [constant("first", first, kind), constant("step", step, kind)]
+    counted = ir.node("Range", [bounds[0], length, bounds[1]])
+    counted.outputs[0].type, counted.outputs[0].shape = kind, ir.Shape(["n"])
+    sides = [past, counted.outputs[0]] if turned else [counted.outputs[0], past]
+    total = ir.node("Add", sides)
+    total.outputs[0].type, total.outputs[0].shape, total.outputs[0].name = kind, ir.Shape(["n"]), "positions"
+    end = ir.node("Identity", [total.outputs[0]])
+    end.outputs[0].type, end.outputs[0].shape, end.outputs[0].name = kind, ir.Shape(["n"]), "out"
+    graph = ir.Graph([length, past], [end.outputs[0]], nodes=[counted, total, end], initializers=bounds,
+                     opset_imports={"": 20}, name="g")  # fmt: skip
+    return ir.Model(graph, ir_version=10)
+
+
+def computed(model: ir.Model, length: object, past: object) -> np.ndarray:
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"length": np.asarray(length), "past": np.asarray(past)})[0])
+
+
+@given(length=st.integers(0, 40), past=st.integers(-(2**40), 2**40), turned=st.booleans())
+def test_the_numbers_are_the_same(length: int, past: int, turned: bool) -> None:
+    """For any length and any past, on either side of the sum; the sum of the range is gone."""
+    model = summed(turned=turned)
+    want = computed(model, length, past)
+    assert start_ranges(model) == 1
+    assert [node.op_type for node in model.graph] == ["Add", "Range", "Identity"]
+    got = computed(model, length, past)
+    assert (got.dtype, got.tolist()) == (want.dtype, want.tolist())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"first": 2}, {"step": 2}, {"shape": (1,)}, {"shape": (1, 1)}, {"kind": FLOAT}],
+    ids=["starts elsewhere", "another step", "an axis", "two axes", "floats"],
+)
+def test_another_sum_stays(more: dict) -> None:
+    """A range that does not count from 0 by 1, a summand with axes, and floats, which would round differently."""
+    model = summed(**more)
+    before = ir.to_proto(model).SerializeToString()
+    assert start_ranges(model) == 0
+    assert ir.to_proto(model).SerializeToString() == before
+
+
+def test_a_sum_that_is_an_output_stays() -> None:
+    """Its name is the graph's interface."""
+    model = summed()
+    total = model.graph[1].outputs[0]
+    model.graph.outputs[0] = total
+    assert start_ranges(model) == 0
+
+
+def test_an_export_computes_no_positions_from_a_range_and_a_length(tmp_path: Path) -> None:
+    """In tieconv's export of a decoder no sum of a range is left, and transformers' own graph has one."""
+    import tieconv
+
+    def sums(path: Path) -> int:
+        model = onnx.load(path, load_external_data=False)
+        ranges = {name for node in model.graph.node if node.op_type == "Range" for name in node.output}
+        return sum(node.op_type == "Add" and not ranges.isdisjoint(node.input) for node in model.graph.node)
+
+    made = exported.build("llama", "float32", tmp_path)
+    tieconv.export(made.model, tmp_path / "out", parity=False)
+    assert sums(made.graph) == 1
+    assert sums(tmp_path / "out" / "model.onnx") == 0

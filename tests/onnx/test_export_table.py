@@ -15,8 +15,8 @@ from tests.onnx.graphs import copies
 
 torch = pytest.importorskip("torch")
 
-from tests.onnx.architectures import ARCHITECTURES  # noqa: E402
 from tests.onnx.export_table import FILE, make, optimised  # noqa: E402
+from tests.onnx.exported import ARCHITECTURES  # noqa: E402
 from tieconv.onnx.export.carry_out import always_clamped  # noqa: E402
 
 NAMES = list(ARCHITECTURES)

@@ -11,8 +11,7 @@ import pytest
 
 from fixtures.onnx_graphs import build
 from tests.execute.kills import Case, Stage, Zygote, calls_of, kill_at_random, kill_before, spread
-from tests.execute.test_kill import FIXTURES, needs_strace, report
-from tests.execute.test_power_cut import judge
+from tests.execute.test_kill import FIXTURES, judge, needs_strace, report
 
 
 def graph(root: Path) -> None:

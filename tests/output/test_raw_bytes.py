@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.output.hostile import EVIL, MARK, write
-from tests.output.terminal import faults, on_terminal, piped
+from tests.output.hostile import EVIL, MARK, faults, on_terminal, piped, write
 from tieconv.cli import COMMANDS, main
 
 FOLDERS = ("known", "unknown", "sharded", "torch", "gguf", "adapter", "graph")

@@ -157,8 +157,7 @@ def _grid(folder: Path, kind: str, scratch: Path) -> Made:
 
 def _zoo(folder: Path, name: str, _: Path) -> Made:
     """A class of the reload sample in each saved form, tied and untied; any other class once, tied."""
-    from tests.reload.layouts import LAYOUTS, Subject
-    from tests.reload.sample import SAMPLE
+    from tests.reload.layouts import LAYOUTS, SAMPLE, Subject
 
     subject = Subject(name)
     if name not in SAMPLE:

@@ -122,7 +122,7 @@ def tally(verdicts: list[tuple[str, str, str]]) -> dict[str, Counter[str]]:
 
 def main() -> int:
     """Print a line a class; 1 where a verdict is not exact."""
-    from tests.reload.sample import SAMPLE
+    from tests.reload.layouts import SAMPLE
 
     python, names = sys.argv[1], sys.argv[2:] or list(SAMPLE)
     verdicts = judge(python, names)

@@ -11,9 +11,8 @@ import pytest
 import tieconv
 from fixtures import zoo
 from tests.reload.judge import differences, head_factor, load, save
-from tests.reload.layouts import LAYOUTS, Subject
+from tests.reload.layouts import FAST, LAYOUTS, SAMPLE, Subject
 from tests.reload.record import PROPERTY, counts, flat, kind, read
-from tests.reload.sample import FAST, SAMPLE
 from tests.reload.walk import EXACT, VERBS, Walk
 from tests.slow import fast_only
 from tieconv.architectures import find

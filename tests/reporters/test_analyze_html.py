@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.patience import examples
-from tests.reporters.analyses import analyses, full
-from tests.reporters.reports import BAITS
+from tests.reporters.reports import BAITS, analyses, full
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
 from tieconv.reporters.html import STYLE
 from tieconv.reporters.html.analyze_page import plots

@@ -16,7 +16,6 @@ from onnx import ModelProto, helper, numpy_helper
 import tieconv
 from tests.cli.run import refused
 from tests.onnx.encoder_decoder.conftest import Pairs
-from tests.onnx.encoder_decoder.test_pair_export import ranges
 from tests.onnx.encoder_decoder.test_pair_parity import (
     DECODER,
     ENCODER,
@@ -25,6 +24,7 @@ from tests.onnx.encoder_decoder.test_pair_parity import (
     another_row,
     failed,
     planted,
+    ranges,
     stale,
     stale_after_a_step,
     swapped_layers,

@@ -7,8 +7,7 @@ from typing import Any
 
 import transformers as tr
 
-from tests.onnx.architectures import ARCHITECTURES
-from tests.onnx.exported import _SIZES, ROWS, STD, WIDTH
+from tests.onnx.exported import _SIZES, ARCHITECTURES, ROWS, STD, WIDTH
 
 _SIX = _SIZES | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 
