@@ -14,7 +14,6 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import observe
 import sglang_kernels  # noqa: F401
 import torch
+from layers import SeenError, caught, rows, starting_with_nan
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
@@ -36,10 +36,6 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
 
 
-class _SeenError(Exception):
-    """Ends the call of a layer once its arguments are stored."""
-
-
 def start() -> None:
     """Initialise the process groups, and let models start with NaN."""
     server = ServerArgs(model_path="dummy", device="cpu")
@@ -49,16 +45,7 @@ def start() -> None:
     parallel_state.init_distributed_environment(1, 0, distributed_init_method=address, local_rank=0, backend="gloo")
     parallel_state.initialize_model_parallel()
     dp_attention.initialize_dp_attention(server)
-    initialise = loader._initialize_model
-
-    def filled(*arguments: Any, **options: Any) -> Any:
-        model = initialise(*arguments, **options)
-        for tensor in model.parameters():
-            if tensor.is_floating_point() and tensor.device.type != "meta":
-                tensor.data.fill_(float("nan"))
-        return model
-
-    loader._initialize_model = filled
+    loader._initialize_model = starting_with_nan(loader._initialize_model)
     gc.freeze()
 
 
@@ -80,7 +67,7 @@ def head_layer(model: Any) -> Any:
     for child in owner.children():
         if not isinstance(child, logits_processor.LogitsProcessor):
             child.forward = lambda *_, **__: hidden
-    with _caught(logits_processor.LogitsProcessor) as seen, contextlib.suppress(_SeenError):
+    with caught(logits_processor.LogitsProcessor) as seen, contextlib.suppress(SeenError):
         owner.forward(torch.tensor([1]), torch.tensor([0]), mock.MagicMock())
     positional, named = seen[0]
     return named.get("lm_head", positional[2] if len(positional) > 2 else None)
@@ -93,7 +80,7 @@ def _processor(module: Any) -> Any:
 
 def embedding_layer(model: Any) -> Any:
     """Return the layer that looks tokens up."""
-    with _caught(vocab_parallel_embedding.VocabParallelEmbedding) as seen, contextlib.suppress(Exception):
+    with caught(vocab_parallel_embedding.VocabParallelEmbedding) as seen, contextlib.suppress(Exception):
         owner = next(module for module in model.modules() if _processor(module) is not None)
         body = next(child for child in owner.children() if any(True for _ in child.children()))
         body.forward(torch.tensor([1]), torch.tensor([0]), mock.MagicMock())
@@ -102,31 +89,6 @@ def embedding_layer(model: Any) -> Any:
     head = vocab_parallel_embedding.ParallelLMHead
     kinds = (vocab_parallel_embedding.VocabParallelEmbedding, torch.nn.Embedding)
     return next(module for module in model.modules() if isinstance(module, kinds) and not isinstance(module, head))
-
-
-class _Calls(list):  # type: ignore[type-arg]
-    """The arguments of each call, and the layers that were called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.owners: list[Any] = []
-
-
-@contextlib.contextmanager
-def _caught(layer: type) -> Iterator[_Calls]:
-    """Replace the layer's forward pass by one that stores its arguments and stops."""
-    calls, forward = _Calls(), layer.forward
-
-    def stored(self: Any, *arguments: Any, **options: Any) -> Any:
-        calls.append((arguments, options))
-        calls.owners.append(self)
-        raise _SeenError
-
-    layer.forward = stored
-    try:
-        yield calls
-    finally:
-        layer.forward = forward
 
 
 _NOT_SEEN = ("No module named", "_OpNamespace", "sgl_kernel", "triton", "_cpu'")
@@ -159,12 +121,7 @@ def tables(job: observe.Job) -> observe.Observation:
     one = head.weight is embedding.weight or head.weight.data_ptr() == embedding.weight.data_ptr()
     size = config.hf_text_config.vocab_size
     # The logits processor multiplies by the weight alone: no class adds the bias of its head.
-    return observe.from_tables(job, _rows(embedding.weight, size), _rows(head.weight, size), one)
-
-
-def _rows(tensor: Any, count: int) -> Any:
-    """Return the first ``count`` rows as numbers; the others pad the vocabulary."""
-    return tensor.detach()[:count].float().cpu().numpy()
+    return observe.from_tables(job, rows(embedding.weight, size), rows(head.weight, size), one)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import observe
 import torch
+from layers import SeenError, caught, rows, starting_with_nan
 from vllm.config import DeviceConfig, LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.model_executor.layers import logits_processor, vocab_parallel_embedding
 from vllm.model_executor.model_loader import base_loader, get_model_loader
 from vllm.model_executor.models import registry
-
-
-class _SeenError(Exception):
-    """Ends the call of a layer once its arguments are stored."""
 
 
 def start() -> None:
@@ -50,16 +47,7 @@ def start() -> None:
     if not torch.accelerator.is_available():
         torch.accelerator.empty_cache = lambda: None  # vLLM's CPU worker replaces it too
     registry._run_in_subprocess = lambda inspect: inspect()  # another process would import vLLM for each class
-    initialise = base_loader.initialize_model
-
-    def filled(*arguments: Any, **options: Any) -> Any:
-        model = initialise(*arguments, **options)
-        for tensor in model.parameters():
-            if tensor.is_floating_point() and tensor.device.type != "meta":
-                tensor.data.fill_(float("nan"))
-        return model
-
-    base_loader.initialize_model = filled
+    base_loader.initialize_model = starting_with_nan(base_loader.initialize_model)
     gc.freeze()  # vLLM collects garbage twice a model
 
 
@@ -76,7 +64,7 @@ def load(folder: str) -> tuple[Any, Any]:
 
 def head_and_bias(model: Any, width: int, dtype: Any) -> tuple[Any, Any]:
     """Return the layer and the bias that the model gives to its logits processor."""
-    with _caught(logits_processor.LogitsProcessor) as seen, contextlib.suppress(_SeenError):
+    with caught(logits_processor.LogitsProcessor) as seen, contextlib.suppress(SeenError):
         model.compute_logits(torch.zeros(1, width, dtype=dtype))
     positional, named = seen[0]
     layer = named.get("lm_head", positional[0] if positional else None)
@@ -96,36 +84,11 @@ def embedding_layer(model: Any) -> Any:
         getattr(model, name) for name in ("embed_input_ids", "get_input_embeddings") if hasattr(model, name)
     ]
     for lookup in lookups:
-        with _caught(vocab_parallel_embedding.VocabParallelEmbedding) as seen, contextlib.suppress(Exception):
+        with caught(vocab_parallel_embedding.VocabParallelEmbedding) as seen, contextlib.suppress(Exception):
             lookup(torch.tensor([1]))
         if seen:
             return seen.owners[0]
     return layers[0]
-
-
-class _Calls(list):  # type: ignore[type-arg]
-    """The arguments of each call, and the layers that were called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.owners: list[Any] = []
-
-
-@contextlib.contextmanager
-def _caught(layer: type) -> Iterator[_Calls]:
-    """Replace the layer's forward pass by one that stores its arguments and stops."""
-    calls, forward = _Calls(), layer.forward
-
-    def stored(self: Any, *arguments: Any, **options: Any) -> Any:
-        calls.append((arguments, options))
-        calls.owners.append(self)
-        raise _SeenError
-
-    layer.forward = stored
-    try:
-        yield calls
-    finally:
-        layer.forward = forward
 
 
 _NOT_SEEN = (
@@ -162,16 +125,11 @@ def tables(job: observe.Job) -> observe.Observation:
     one = head.weight is embedding.weight or head.weight.data_ptr() == embedding.weight.data_ptr()
     return observe.from_tables(
         job,
-        _rows(embedding.weight, embedding.org_vocab_size),
-        _rows(head.weight, head.org_vocab_size),
+        rows(embedding.weight, embedding.org_vocab_size),
+        rows(head.weight, head.org_vocab_size),
         one,
-        None if bias is None else _rows(bias, head.org_vocab_size),
+        None if bias is None else rows(bias, head.org_vocab_size),
     )
-
-
-def _rows(tensor: Any, count: int) -> Any:
-    """Return the first ``count`` rows as numbers; the others pad the vocabulary."""
-    return tensor.detach()[:count].float().cpu().numpy()
 
 
 if __name__ == "__main__":
