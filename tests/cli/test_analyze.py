@@ -1,18 +1,14 @@
-"""`tieconv analyze` as a user meets it: the headline, every figure as a line, and each plot as a file."""
+"""`tieconv analyze` as a user meets it."""
 
 from __future__ import annotations
 
-import csv
 import json
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -23,18 +19,8 @@ import tieconv
 from tests.analysis.lm import build, write_text
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit
-from tests.reporters.reports import full
 from tests.schemas import validate
-from tieconv import analyze
-from tieconv.analysis.alignment import Contest, certainty, verdict
-from tieconv.checkpoint.results.analysis import MAY_BE_TIED, Analysis, Measure, Section
 from tieconv.install import install_command
-from tieconv.reporters.figure_table import ANALYSIS_COLUMNS as COLUMNS
-from tieconv.reporters.figure_table import analysis_figures as figures
-from tieconv.reporters.figure_table import comma_separated
-from tieconv.reporters.html.analyze_page import render_analysis as render
-from tieconv.reporters.html.svg import Frame, Plot, svg_files
-from tieconv.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
@@ -243,177 +229,3 @@ def test_a_budget_is_a_number(models: Path, tmp_path: Path, budget: str) -> None
     assert result.exit_code == 2 and "--max-kl needs a finite number of nats" in result.stderr
     with pytest.raises(ValueError, match="number of nats"):
         tieconv.plan_retie(models / "llama-diverged", survivor="embed", max_kl=float(budget))
-
-
-MODELS = Path(__file__).parents[2] / "fixtures" / "models"
-ANSWERS = {
-    "llama-duplicated": ("Yes, nothing is lost. ", "proved by comparing every byte"),
-    "llama-tied": ("The model is tied. Nothing to re-tie.", "certain, because the model stores one table"),
-    "llama-untied": ("No: the tables are independent", "measured on every row, but nearest rows on 48 sampled rows"),
-    "llama-diverged": ("The weights alone do not decide. ", ""),
-}
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_the_headline_answers_whether_the_model_may_be_tied(name: str) -> None:
-    """The first line of the screen, the JSON and the page say the same."""
-    answer, sure = ANSWERS[name]
-    model = str(MODELS / name)
-    first, second = ok("analyze", model).stdout.splitlines()[:2]
-    ending = f" How sure: {sure}." if sure else ""
-    assert first.startswith(f"{model}: {MAY_BE_TIED} {answer}") and first.endswith(ending)
-    headline = json.loads(ok("analyze --json", model).stdout)["headline"]
-    assert first == f"{model}: {headline['question']} {headline['answer']}{ending}"
-    assert headline["certainty"] == sure and ("How sure" in first) is bool(sure)
-    assert second == f"Relation of the two tables: {analyze(model).relation}"
-
-
-def test_the_question_of_another_model_is_answered_first() -> None:
-    """With `--against` the headline says which table the tied one is like, not whether a tied model may be tied."""
-    tied, untied = MODELS / "llama-tied", MODELS / "llama-untied"
-    first = ok("analyze", tied, "--against", untied).stdout.splitlines()[0]
-    question = f"Which table of {untied} does the tied table resemble?"
-    assert first.startswith(f"{tied}: {question} The tied table is input-shaped. ")
-    assert first.endswith(" How sure: all 3 measures agree, each by more than 3 standard errors.")
-    document = json.loads(ok("analyze --json", tied, "--against", untied).stdout)
-    assert document["verdict"] == "The model is tied. Nothing to re-tie."
-    assert document["headline"]["answer"] == document["sections"][-1]["sentence"]
-
-
-def test_nothing_is_said_twice() -> None:
-    """The answer of the headline has no section of its own, and a reason in a sentence no rows that repeat it."""
-    untied = MODELS / "llama-untied"
-    text, document = ok("analyze", untied).stdout, json.loads(ok("analyze --json", untied).stdout)
-    assert text.count(document["verdict"]) == 1 and "Re-tying" not in text
-    assert text.count("has no tokenizer.json") == 1
-    missing = [measure for section in document["sections"] for measure in section["measures"] if not measure["n"]]
-    assert any("no tokenizer.json" in str(measure) for measure in missing)
-
-
-def contest(head: float, embedding: float) -> Contest:
-    return Contest("knn", (embedding, 0.0, 0.01, None), (head, 0.0, 0.01, None))
-
-
-def test_how_sure_an_alignment_is() -> None:
-    """Votes that agree, that are too few, and that contradict each other."""
-    votes = [contest(0.9, 0.1), contest(0.9, 0.1), contest(0.5, 0.5)]
-    assert certainty(verdict(votes)[0], votes) == (
-        "2 of 3 measures agree, each by more than 3 standard errors, and none contradicts"
-    )
-    mixed = [contest(0.9, 0.1), contest(0.1, 0.9), contest(0.5, 0.5)]
-    assert verdict(mixed)[0] == "mixed" and certainty("mixed", mixed) == ""
-
-
-def test_the_page_asks_answers_and_says_how_sure(tmp_path: Path) -> None:
-    """In this order, before anything else; an analysis without a certainty has no empty sentence."""
-    text = re.sub(r"<[^>]+>", "\n", render(analyze(MODELS / "llama-duplicated"))).split("Relation of the two")[0]
-    lines = [line for line in text.splitlines() if line.strip()]
-    assert lines[-3] == MAY_BE_TIED and lines[-2].startswith("Yes, nothing is lost")
-    assert lines[-1] == "How sure: proved by comparing every byte."
-    assert "How sure" not in render(full())
-
-
-@pytest.mark.parametrize("name", ["llama-untied", "llama-tied", "llama-diverged"])
-def test_the_table_has_every_figure_of_the_json(name: str, tmp_path: Path) -> None:
-    """The same figures in the same order with every digit, and an empty cell for what is not given."""
-    model = str(MODELS / name)
-    report = json.loads(ok("analyze --json", model, "--csv", tmp_path / "t.csv").stdout)
-    header, *lines = csv.reader((tmp_path / "t.csv").read_text(encoding="utf-8").splitlines())
-    assert header == list(COLUMNS)
-    measured = [(section["title"], measure) for section in report["sections"] for measure in section["measures"]]
-    assert len(lines) == len(measured) > 3
-    for line, (title, measure) in zip(lines, measured, strict=True):
-        assert line[:3] == [model, title, measure["name"]]
-        for cell, key in zip(line[3:7], ("value", "floor", "ceiling", "n"), strict=True):
-            assert (None if cell == "" else float(cell)) == measure[key]
-        assert line[7:] == [measure["unit"], measure["says"]]
-
-
-def test_names_are_escaped_and_quoted() -> None:
-    """A comma, a quote or a control character of a name stays in its cell, on its line."""
-    section = Section('a, "b"', "", (Measure("x\ny\x1b[31m", 0.1 + 0.2, None, None, 3, "", "one, two"),))
-    text = comma_separated(figures(Analysis("m,n", (section,), "unknown", "")))
-    _, line = csv.reader(text.splitlines())
-    assert len(text.splitlines()) == 2 and "\x1b" not in text
-    assert line[0] == "m,n" and line[1] == 'a, "b"' and line[3] == "0.30000000000000004" and line[8] == "one, two"
-
-
-def test_a_file_of_the_model_is_not_replaced(tmp_path: Path) -> None:
-    """A table that would replace a file of the model is refused before anything is measured."""
-    (tmp_path / "config.json").write_text("{}")
-    refused("analyze --csv", tmp_path / "config.json", tmp_path)
-    assert (tmp_path / "config.json").read_text() == "{}"
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def texts(path: Path) -> str:
-    """All visible text of a file, which needs no style sheet and has a size."""
-    source = path.read_text(encoding="utf-8")
-    root = ElementTree.fromstring(source)
-    assert root.tag == f"{SVG}svg" and int(root.attrib["width"]) > 400 and int(root.attrib["height"]) > 100
-    assert "class=" not in source and "var(" not in source
-    for element in root.iter():
-        if element.tag in (f"{SVG}path", f"{SVG}rect"):
-            style = element.attrib.get("style", "") + element.attrib.get("fill", "")
-            assert re.search(r"#[0-9a-f]{3}", style), f"{path}: an element without a colour"
-    return " ".join("".join(element.itertext()) for element in root.iter(f"{SVG}text"))
-
-
-@pytest.mark.parametrize("name", ["llama-untied", "llama-tied", "llama-diverged"])
-def test_every_plot_is_a_file(name: str, tmp_path: Path) -> None:
-    """As many files as the page has figures; each has its heading, and a caption with the model and the version."""
-    ok("analyze", MODELS / name, "--figures", tmp_path / "f", "--html", tmp_path / "p.html")
-    headings = re.findall(r"<figure><h3>([^<]*)</h3>", (tmp_path / "p.html").read_text(encoding="utf-8"))
-    files = sorted((tmp_path / "f").iterdir())
-    assert len(files) == len(headings) > 1
-    for path, heading in zip(files, headings, strict=True):
-        shown = texts(path)
-        assert shown.startswith(heading) and name in shown.replace(" ", "") and f"tieconv {VERSION}." in shown
-
-
-def test_a_comparison_names_its_tables(tmp_path: Path) -> None:
-    """The bars say which table is T, E and U, and what the marks mean."""
-    ok("analyze", MODELS / "llama-tied", "--against", MODELS / "llama-untied", "--figures", tmp_path / "f")
-    (bars,) = [path for path in (tmp_path / "f").iterdir() if "agreement" in path.name]
-    shown = texts(bars)
-    assert "T: tied table of" in shown and "chance" in shown and "ceiling: two untied seeds" in shown
-
-
-def test_revisions(tmp_path: Path) -> None:
-    """Each curve, with its floor, the revisions and the model."""
-    for step in ("step1", "step2"):
-        shutil.copytree(MODELS / "llama-untied", tmp_path / "run" / step)
-    ok("analyze", tmp_path / "run", "--revisions", "step1,step2", "--figures", tmp_path / "f")
-    files = sorted((tmp_path / "f").iterdir())
-    assert len(files) == 10
-    shown = texts(files[3])
-    assert "chance, in the same colour" in shown and "2 revisions of" in shown and "from step1 to step2" in shown
-
-
-def test_a_hostile_name_stays_text() -> None:
-    """Markup and control characters of a name or a model reach no file."""
-    frame = Frame("x", (0, 1), (0, 1))
-    frame.line([(0, 0), (1, 1)], "c0")
-    plot = Plot("<script>\x1b[31m", frame.svg(), "Says <b>.", (("c0", "</text><a>"),))
-    ((name, text),) = svg_files([(plot, "Measured on \x1b]0;x\x07<svg>.")]).items()
-    assert name == "01-script-31m.svg"
-    root = ElementTree.fromstring(text)
-    assert {element.tag for element in root.iter()} <= {
-        SVG + tag for tag in ("svg", "title", "desc", "rect", "text", "path", "g")
-    }
-    assert "\x1b" not in text and "<b>" not in text
-
-
-def test_captions_speak_of_no_page() -> None:
-    """A sentence about a section of the page is left out."""
-    plot = Plot("x", Frame("x", (0, 1), (0, 1)).svg(), "Padding is flat. The section Rows lists it. Look at it.")
-    (text,) = svg_files([(plot, "Measured on m.")]).values()
-    assert "<desc>Padding is flat. Look at it. Measured on m. tieconv" in text
-
-
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    error = refused("analyze", MODELS / "llama-untied", "--figures", tmp_path / "file" / "f")
-    assert "cannot be written" in error

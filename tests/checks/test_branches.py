@@ -1,0 +1,57 @@
+"""Each rule on each of its branches: level, message, tensors, command and its safety, word for word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tieconv as api
+from tests.checks.branches.near_misses import near_miss
+from tests.checks.branches.record import RECORD, cases, messages
+from tests.checks.fixtures.model import BERT, bert, flagged, matrix, save, vector
+from tieconv.checkpoint.family import Tying
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.inspection import Depth
+from tieconv.checks import RULES
+
+CASES = cases()
+EXPECTED = json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_findings_of_a_branch(case: str, tmp_path: Path) -> None:
+    """What is said, how gravely, of which tensors, and which command is offered as safe or not."""
+    build, loader = CASES[case]
+    assert messages(build, loader, tmp_path) == EXPECTED[case]
+
+
+def test_every_case_is_recorded_and_every_rule_speaks() -> None:
+    """No entry is left of a case that is gone, and no rule is without one."""
+    assert EXPECTED.keys() == CASES.keys()
+    assert {finding["rule"] for findings in EXPECTED.values() for finding in findings} == {rule.code for rule in RULES}
+
+
+# No loader's answer on quantised codes was measured, which is what CON005 says.
+VARIANTS = [(rule.code, kind) for rule in RULES for kind in ("quantised", "headless")]
+VARIANTS.remove(("CON005", "quantised"))
+
+
+@pytest.mark.parametrize(("code", "kind"), VARIANTS)
+def test_a_near_miss_is_left_alone(code: str, kind: str, tmp_path: Path) -> None:
+    """Codes in place of the pair, or a class without a head, give a rule nothing to report."""
+    path, loader = near_miss(code, kind, tmp_path)
+    inspection = api.inspect(path, consumers=loader)
+    if kind == "headless" and not inspection.checkpoint.graphs and inspection.family.trusted:
+        assert inspection.family.tying is Tying.HEADLESS
+    assert code not in [finding.rule for finding in inspection.findings]
+
+
+def test_a_bias_that_was_not_read(tmp_path: Path) -> None:
+    """Headers alone do not tell if the half pair loses values: a note says so, and nothing is called zero."""
+    tensors = bert(head=matrix(seed=1), outer=vector())
+    inspection = api.inspect(save(tmp_path / "model", flagged(BERT, False), tensors), depth=Depth.HEADER)
+    (finding,) = [finding for finding in inspection.findings if finding.rule == "BIA002"]
+    assert finding.level is Level.NOTE
+    assert "The stored cls.predictions.bias was not read." in finding.message

@@ -1,0 +1,66 @@
+"""The file that a finding is about is one of the model, and stays the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tieconv as api
+from tests.checks.fixtures import builder
+from tests.checks.fixtures.tie import ASKED
+from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, matrix, save_shards
+from tieconv.checks.registry import RULES
+from tieconv.gate.examine import file_of
+from tieconv.sources.user_files import place_of
+
+EXPECTED = {
+    "TIE001": "model.safetensors",
+    "TIE007": "config.json",
+    "TIE008": "config.json",
+    "TIE013": "config.json",
+    "VOC001": "config.json",
+    "IDX001": "model.safetensors.index.json",
+    "IDX004": "model.safetensors.index.json",
+    "PEF001": "adapter_config.json",
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_the_file_is_one_of_the_model(rule, tmp_path: Path) -> None:
+    """For every rule: an annotation in a pull request needs a file that is there."""
+    build = builder(rule.code, "bad")
+    assert build is not None
+    path = build(tmp_path / "model")
+    inspection = api.inspect(path, consumers=ASKED.get(rule.code))
+    finding = next(candidate for candidate in inspection.findings if candidate.rule == rule.code)
+    file = file_of(inspection, finding)
+    assert (
+        file
+        and (Path(inspection.checkpoint.root) / file).is_symlink() | (Path(inspection.checkpoint.root) / file).exists()
+    )
+    assert file == EXPECTED.get(rule.code, file)
+
+
+@pytest.mark.parametrize(("same", "rule"), [(True, "TIE002"), (False, "TIE001")])
+def test_a_head_in_another_shard_is_in_the_file_of_the_head(tmp_path: Path, same: bool, rule: str) -> None:
+    """What repairs the model changes the shard of the head, not the one of the embedding."""
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    shards = {first: {EMBED: matrix()}, second: {HEAD: matrix() if same else matrix() + 1}}
+    folder = save_shards(tmp_path / "model", flagged(LLAMA, True), shards, {EMBED: first, HEAD: second})
+    inspection = api.inspect(folder)
+    (finding,) = [finding for finding in inspection.findings if finding.rule == rule]
+    assert file_of(inspection, finding) == second
+
+
+def test_the_place_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is named, links above it resolved, its own name kept."""
+    (tmp_path / "real" / "model").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "alias").symlink_to("model")
+    home = tmp_path.resolve() / "real"
+    monkeypatch.chdir(tmp_path / "real" / "model")
+    names = [".", "../model/", str(tmp_path / "link" / "model"), "../../link/model"]
+    assert {place_of(name) for name in names} == {str(home / "model")}
+    assert place_of("../alias") == str(home / "alias")
+    assert place_of("hf://org/name@main") == "hf://org/name@main"
