@@ -31,11 +31,12 @@ settings.load_profile("any-machine")
 
 
 def pytest_collection() -> None:
-    """Nothing that is made while tests are collected is garbage."""
+    """Nothing that is made while tests are collected is garbage, then or at the end of the run."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
     gc.enable()
 
 

@@ -18,7 +18,7 @@ import tieconv as api
 from tests.cli.run import ok, refused, run
 from tieconv.analysis.alignment import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
-from tieconv.demo import toy_settings, train
+from tieconv.demo import toy_settings
 from tieconv.demo.toy_settings import PASSAGE, REFERENCE, ROLES, VOCABULARY, WORDS, generate, grammar, sample
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
@@ -202,6 +202,8 @@ def test_text_follows_its_grammar() -> None:
 
 def test_the_toy_is_the_one_of_the_record() -> None:
     """docs/measured/demo.json was measured with these sizes and steps."""
+    from tieconv.demo import train
+
     made = train.config(tied=True)
     sizes = made.vocab_size, made.hidden_size, made.intermediate_size, made.num_hidden_layers
     assert (*sizes, made.num_attention_heads, made.num_key_value_heads) == (2048, 64, 128, 2, 4, 4)
