@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import tieconv
-from tests.checks.fixtures import more, quantised_head
+from tests.checks.fixtures import FIXTURES
 from tests.cli.run import run
 from tieconv.cli import main
 from tieconv.execute import tree
@@ -86,8 +86,8 @@ def test_differences_without_numpy(tmp_path: Path) -> None:
         "diff fixtures/models/llama-diverged fixtures/models/llama-tied",
         "analyze fixtures/models/llama-tied",
         "retie fixtures/models/llama-duplicated -o nowhere",
-        f"check --no-config {quantised_head.qnt006_bad(tmp_path / 'both')}",
-        f"check --no-config {more.qnt001_good(tmp_path / 'head')}",
+        f"check --no-config {FIXTURES['QNT006 bad'](tmp_path / 'both')}",
+        f"check --no-config {FIXTURES['QNT001 good'](tmp_path / 'head')}",
     )
     sentence = "3 of 192 rows differ, the first of them by at most 0.252; numpy measures the rest"
     assert inspected[0] == 0 and sentence in inspected[1] and "error    TIE001" in inspected[1]
