@@ -8,8 +8,8 @@ import pytest
 
 import tieconv as api
 from tests.checks.fixtures import builder
-from tests.checks.fixtures.tie import ASKED
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, matrix, save_shards
+from tests.checks.fixtures.tie import ASKED
 from tieconv.checks.registry import RULES
 from tieconv.gate.examine import file_of
 from tieconv.sources.user_files import place_of
