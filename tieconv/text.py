@@ -21,7 +21,10 @@ def shown(value: object, limit: int = _LIMIT) -> str:
         text = f"{text[: limit - 1]}…"
     if not (text.isprintable() and (text.isascii() or not re.search(_INVISIBLE, text))):
         text = "".join(map(_escape, text))
-    return _disarmed(text)
+    if "##" in text:
+        text = re.sub(_HASHES, r"#\\x23", text)
+    indent = len(text) - len(text.lstrip())
+    return f"{text[:indent]}:\\x3a{text[indent + 2 :]}" if text.startswith("::", indent) else text
 
 
 def with_type(kind: str, words: str = "with model_type") -> str:
@@ -39,14 +42,6 @@ def _escape(character: str) -> str:
     if point < 0x100:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
-
-
-def _disarmed(text: str) -> str:
-    """Return ``text`` without commands for a CI runner: a line that starts with `::`, and `##[` anywhere."""
-    if "##" in text:
-        text = re.sub(_HASHES, r"#\\x23", text)
-    indent = len(text) - len(text.lstrip())
-    return f"{text[:indent]}:\\x3a{text[indent + 2 :]}" if text.startswith("::", indent) else text
 
 
 _BARE = rb"[^A-Za-z0-9_./:=@%+, -]"

@@ -41,22 +41,17 @@ _PLANNERS: dict[str, Callable[..., PlannedWrite]] = {
 def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
     """Plan the command of a finding. Raises the `RefusedError` of that command."""
     if action.verb == "dedup" and is_graph(action.source):
-        return _plan_graph_remedy(action.source)
+        from tieconv.api.graphs import plan_graph_dedup
+
+        planned = plan_graph_dedup(action.source)
+        if not any(matrix.done for matrix in planned.matrices):
+            left = next((matrix.left for matrix in planned.matrices if matrix.left), "nothing can be stored once")
+            raise RefusedError(f"dedup does not change the graph: {shown(left)}")
+        return planned
     verb, *words = action.verb.split()
     if verb not in _PLANNERS:
         raise ValueError(f"{action.verb!r} is not a command with a plan")
     return _PLANNERS[verb](*words, path=action.source, **dict(action.options))
-
-
-def _plan_graph_remedy(source: str) -> PlannedGraphs:
-    """Plan `dedup` of a graph, which keeps every bit of a session's results. Raises if there is nothing to do."""
-    from tieconv.api.graphs import plan_graph_dedup
-
-    planned = plan_graph_dedup(source)
-    if not any(matrix.done for matrix in planned.matrices):
-        left = next((matrix.left for matrix in planned.matrices if matrix.left), "nothing can be stored once")
-        raise RefusedError(f"dedup does not change the graph: {shown(left)}")
-    return planned
 
 
 def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:

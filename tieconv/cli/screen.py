@@ -106,7 +106,7 @@ def own(*, err: bool = False) -> TextIO:
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
     """Print ``text``, which may hold colours. Escape other control sequences and commands of CI runners."""
-    click.echo(_harmless(text), file=own(err=err), nl=nl, color=color)
+    click.echo("\n".join(map(_harmless_line, text.split("\n"))), file=own(err=err), nl=nl, color=color)
 
 
 def show(text: str, *, err: bool = False) -> None:
@@ -133,10 +133,6 @@ def formatted(text: str) -> None:
     """Print a result that its format has escaped: workflow commands, SARIF, JUnit, Markdown."""
     _asked["document"] = True
     click.echo(text, file=own())
-
-
-def _harmless(text: str) -> str:
-    return "\n".join(map(_harmless_line, text.split("\n")))
 
 
 def _harmless_line(line: str) -> str:
@@ -189,11 +185,6 @@ def has_document() -> bool:
 def is_quiet() -> bool:
     """Return whether only results and errors are printed (`-q`)."""
     return bool(_asked.get("quiet"))
-
-
-def is_verbose() -> bool:
-    """Return whether each step is printed with its time (`-v`)."""
-    return bool(_asked.get("verbose"))
 
 
 def say(text: str) -> None:
@@ -250,7 +241,7 @@ def timed(step: str) -> Iterator[None]:
     """Print the time of ``step`` and the peak memory so far, if `-v` is given."""
     start = time.monotonic()
     yield
-    if is_verbose():
+    if bool(_asked.get("verbose")):
         import resource
 
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB

@@ -170,7 +170,14 @@ def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
     try:
         marker = os.open(MARKER, local.CREATE, 0o600, dir_fd=directory)
         try:
-            _check_own(directory, marker, path)
+            # Raise `DestinationError` if the opened directory is not the one that was made.
+            around, own = os.fstat(directory), os.fstat(marker)
+            shared = bool(around.st_mode & _OTHERS and not own.st_mode & _OTHERS)
+            if shared or around.st_uid != own.st_uid:
+                os.unlink(MARKER, dir_fd=directory)
+                raise in_the_way(
+                    path, "other users have permission to write to it" if shared else "it belongs to another user"
+                )
             _claim(directory, marker, home, path, final)
         except BaseException:
             os.close(marker)
@@ -179,18 +186,6 @@ def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
         os.close(directory)
         raise
     return directory, marker
-
-
-def _check_own(directory: int, marker: int, path: Path) -> None:
-    """Raise `DestinationError` if the opened directory is not the one that was made.
-
-    The marker is certainly new: it shows the owner and mode of new files of this process here.
-    """
-    around, own = os.fstat(directory), os.fstat(marker)
-    shared = bool(around.st_mode & _OTHERS and not own.st_mode & _OTHERS)
-    if shared or around.st_uid != own.st_uid:
-        os.unlink(MARKER, dir_fd=directory)
-        raise in_the_way(path, "other users have permission to write to it" if shared else "it belongs to another user")
 
 
 def _claim(directory: int, marker: int, home: int, path: Path, final: Path) -> None:
@@ -339,7 +334,15 @@ def _settled(home: int, directory: int, path: Path, final: Path) -> Iterator[int
             yield None  # its owner removed it before this run had the lock
             return
         owner = _owner(marker, directory, path)
-        _check_content(directory, path, owner)
+        # Check that only a run's directories are beside the marker. `OLD` must be the one that the run set aside.
+        for name in os.listdir(directory):
+            if name == MARKER:
+                continue
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if not _OURS.fullmatch(name) or not stat.S_ISDIR(status.st_mode):
+                raise in_the_way(path, f"it holds {shown(name)}, which tieconv did not put there")
+            if name == OLD and not (owner and owner.is_of_this_boot and owner.old == status.st_ino):
+                raise in_the_way(path, f"its directory {OLD} is not the one that the killed run set aside")
         if not os.path.lexists(final):
             if OLD in os.listdir(directory):  # an old OUT gets its name back
                 os.rename(OLD, final.name, src_dir_fd=directory, dst_dir_fd=home)
@@ -401,18 +404,6 @@ def _owner(marker: int, directory: int, path: Path) -> Owner | None:
         hint = f"wait until that process has ended, then remove what it left: rm -r {shell_word(str(path))}"
         raise in_the_way(path, f"{owner} may still be writing to it", hint)
     return owner
-
-
-def _check_content(directory: int, path: Path, owner: Owner | None) -> None:
-    """Check that only a run's directories are beside the marker. `OLD` must be the one that the run set aside."""
-    for name in os.listdir(directory):
-        if name == MARKER:
-            continue
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if not _OURS.fullmatch(name) or not stat.S_ISDIR(status.st_mode):
-            raise in_the_way(path, f"it holds {shown(name)}, which tieconv did not put there")
-        if name == OLD and not (owner and owner.is_of_this_boot and owner.old == status.st_ino):
-            raise in_the_way(path, f"its directory {OLD} is not the one that the killed run set aside")
 
 
 def _remove_data(home: int, final: Path, owner: Owner | None) -> None:

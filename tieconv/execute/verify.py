@@ -50,7 +50,12 @@ class Verifier:
             for piece in file_layout(output).pieces:
                 self._piece(piece, file, written, sources)
             if self.full:
-                _check_sums(file, written.descriptor(name), name)
+                # Check the checksums of the storages, if the format has them; a kept one is what the source claims.
+                descriptor = written.descriptor(name)
+                for storage in file.storages:
+                    if storage.crc not in (None, checksum(descriptor, storage.range.start, storage.range.size)):
+                        tensor = _tensor_at(file, storage.range.start)
+                        _fail(name, f"tensor {shown(tensor)} does not have the checksum of its source", "checksum")
 
     def _piece(self, piece: Piece, file: WeightFile, written: FileSet, sources: FileSet) -> None:
         descriptor, start = written.descriptor(file.name), piece.offset
@@ -155,14 +160,6 @@ def _check_header(file: WeightFile, output: write_plan.OutputWeights, name: str)
             _fail(name, f"tensor {shown(tensor.name)} starts at byte {record.range.start:,}", "header")
     for extra in written:
         _fail(name, f"tensor {shown(extra)} is not in the plan", "header")
-
-
-def _check_sums(file: WeightFile, descriptor: int, name: str) -> None:
-    """Check the checksums of the storages, if the format has them; a kept one is what the source claims."""
-    for storage in file.storages:
-        if storage.crc not in (None, checksum(descriptor, storage.range.start, storage.range.size)):
-            tensor = _tensor_at(file, storage.range.start)
-            _fail(name, f"tensor {shown(tensor)} does not have the checksum of its source", "checksum")
 
 
 def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -53,7 +53,17 @@ def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
     Raises `UnreadableError` if a pattern matches no model, or if a directory has too many subdirectories.
     """
     if has_magic(source) and not os.path.lexists(source):
-        return tuple(model for path in _matching_pattern(source) for model in _each_gguf(path))
+        paths = (path for path in glob(source, recursive=True) if os.path.isdir(path) or is_weight(path))
+        matches = sorted(path.rstrip(os.sep) for path in paths if not os.path.isdir(path) or _holds_weights(path))
+        directories = {path for path in matches if os.path.isdir(path)}
+        matches = [path for path in matches if os.path.dirname(path) not in directories or path in directories]
+        if not matches:
+            raise UnreadableError(
+                f"no model matches {shown(source)}",
+                f"look below a directory with: tieconv check --recursive {shell_word(os.path.dirname(source) or '.')}",
+                "path.pattern",
+            )
+        return tuple(model for path in matches for model in _each_gguf(path))
     if not os.path.isdir(source):
         return (source,)
     if not recursive and _holds_weights(source) and not _is_collection(source):
@@ -98,20 +108,6 @@ def _names(directory: str) -> list[str]:
         return sorted(os.listdir(directory))
     except OSError:
         return []  # inspecting the directory reports why it cannot be listed
-
-
-def _matching_pattern(pattern: str) -> tuple[str, ...]:
-    paths = (path for path in glob(pattern, recursive=True) if os.path.isdir(path) or is_weight(path))
-    matches = sorted(path.rstrip(os.sep) for path in paths if not os.path.isdir(path) or _holds_weights(path))
-    directories = {path for path in matches if os.path.isdir(path)}
-    matches = [path for path in matches if os.path.dirname(path) not in directories or path in directories]
-    if not matches:
-        raise UnreadableError(
-            f"no model matches {shown(pattern)}",
-            f"look below a directory with: tieconv check --recursive {shell_word(os.path.dirname(pattern) or '.')}",
-            "path.pattern",
-        )
-    return tuple(matches)
 
 
 def _below(root: str) -> Iterator[str]:
@@ -237,23 +233,18 @@ def _expanded(source: str, choice: Choice) -> Iterable[Dated]:
     if is_hub(source) or (is_object(source) and not is_prefix(source) and not choice.recursive):
         return ((source, None),)
     if is_object(source):
-        return _below_prefix(source, choice.recursive)
+        root = fixed_part(source)
+        models = directories(root, is_weight)
+        if root != source.removesuffix("/"):
+            models = tuple(model for model in models if matches(source, model.source, ""))
+        elif models and models[0].source == root and not choice.recursive:
+            models = models[:1]
+        if not models:
+            raise UnreadableError(
+                f"no model matches {shown(source)}", "check the bucket and the prefix", "objects.no-models"
+            )
+        return tuple((model.source, model.modified) for model in models)
     return ((model, None) for model in models_of(source, recursive=choice.recursive))
-
-
-def _below_prefix(source: str, recursive: bool) -> tuple[Dated, ...]:
-    """Return the models below a prefix. As for a directory, a prefix with weights is one model unless ``recursive``."""
-    root = fixed_part(source)
-    models = directories(root, is_weight)
-    if root != source.removesuffix("/"):
-        models = tuple(model for model in models if matches(source, model.source, ""))
-    elif models and models[0].source == root and not recursive:
-        models = models[:1]
-    if not models:
-        raise UnreadableError(
-            f"no model matches {shown(source)}", "check the bucket and the prefix", "objects.no-models"
-        )
-    return tuple((model.source, model.modified) for model in models)
 
 
 _AGE = re.compile(r"(\d{1,6})([mhdw])")
@@ -282,7 +273,8 @@ def modified(source: str) -> float:
     """
     try:
         if is_object(source):
-            return _modified_object(source)
+            with open_model(source) as (_, files, _):
+                return max(stored.modified for stored in files.listed.stored.values())
         if is_hub(source):
             from tieconv.sources.hub.source import modified_on_hub
 
@@ -290,11 +282,6 @@ def modified(source: str) -> float:
     except UnreadableError:
         return math.inf
     return _modified_locally(source)
-
-
-def _modified_object(source: str) -> float:
-    with open_model(source) as (_, files, _):
-        return max(stored.modified for stored in files.listed.stored.values())
 
 
 def _modified_locally(source: str) -> float:

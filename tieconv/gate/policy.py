@@ -184,7 +184,18 @@ class Policy:
         read = {location: model for location, model in models.items() if model.failure is None}
         if self.depth is not Depth.HEADER:  # without a comparison no finding is known to be fixed
             yield from self._unused(read)
-            yield from _uncompared(read, self.depth)
+            unread = [model for model in read.values() if model.unread]
+            if unread:
+                more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
+                names = ", ".join(shown(name) for name in unread[0].unread[:3])
+                samples = self.depth is not Depth.FULL and is_remote(unread[0].source)
+                remedy = "compare every byte with --depth full" if samples else "tieconv inspect says why"
+                yield f"{names} of {shown(unread[0].source)}{more}: not compared; {remedy}"
+            left = [model.not_compared for model in read.values() if model.not_compared]
+            if left:
+                where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
+                listed = f"{count(sum(left), 'tensor')}{where}"
+                yield f"{listed} were not compared with each other: --depth full compares them"
         fixed = sum(self._fixed(location, model) for location, model in read.items())
         if fixed and self.baseline:
             entries = f"{count(fixed, 'entry')} of".replace("entrys", "entries")
@@ -254,21 +265,6 @@ class Policy:
                 if deeper or entry.model not in checked or not self._looked_for(entry.rule)
             )
         return render_baseline(depth, (kept_entries | now).elements())
-
-
-def _uncompared(read: Mapping[str, CheckedModel], depth: Depth) -> Iterator[str]:
-    """Yield a note on tied tensors that were not compared, with the option that compares all bytes if it helps."""
-    unread = [model for model in read.values() if model.unread]
-    if unread:
-        more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
-        names = ", ".join(shown(name) for name in unread[0].unread[:3])
-        samples = depth is not Depth.FULL and is_remote(unread[0].source)
-        remedy = "compare every byte with --depth full" if samples else "tieconv inspect says why"
-        yield f"{names} of {shown(unread[0].source)}{more}: not compared; {remedy}"
-    left = [model.not_compared for model in read.values() if model.not_compared]
-    if left:
-        where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
-        yield f"{count(sum(left), 'tensor')}{where} were not compared with each other: --depth full compares them"
 
 
 # Make a policy from the command's options, the settings file and the baseline.

@@ -52,7 +52,22 @@ def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) 
     if transposed(reader, canonical, compared):
         return proved.Transposed()
     if canonical.shape != compared.shape:
-        return _other_shape(reader, canonical, compared)
+        if canonical.elements and not compared.elements:
+            return proved.Empty()
+        # Whether both are stacks of rows of the same type and of whole bytes.
+        if not (
+            canonical.shape
+            and compared.shape
+            and canonical.dtype == compared.dtype
+            and canonical.shape[1:] == compared.shape[1:]
+            and canonical.nbytes * compared.shape[0] == compared.nbytes * canonical.shape[0]
+            and nbytes(canonical.dtype, canonical.shape[1:])
+        ):
+            return proved.OtherShape(compared.shape, canonical.shape)
+        rows, canonical_rows = compared.shape[0], canonical.shape[0]
+        row_bytes = max(canonical.nbytes, compared.nbytes) // max(rows, canonical_rows)
+        prefix = common_prefix(reader, canonical.range, compared.range)
+        return proved.OtherShape(compared.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
     reason = _incomparable(canonical, compared)
     if reason:
         return proved.OtherBytes(reason)
@@ -91,26 +106,6 @@ def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> 
         return None
     pair, lossless = direction
     return proved.Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless)
-
-
-def _other_shape(
-    reader: ByteReader, canonical: TensorRecord, compared: TensorRecord
-) -> proved.Empty | proved.OtherShape:
-    if canonical.elements and not compared.elements:
-        return proved.Empty()
-    # Whether both are stacks of rows of the same type and of whole bytes.
-    if not (
-        bool(canonical.shape and compared.shape)
-        and canonical.dtype == compared.dtype
-        and canonical.shape[1:] == compared.shape[1:]
-        and canonical.nbytes * compared.shape[0] == compared.nbytes * canonical.shape[0]
-        and bool(nbytes(canonical.dtype, canonical.shape[1:]))
-    ):
-        return proved.OtherShape(compared.shape, canonical.shape)
-    rows, canonical_rows = compared.shape[0], canonical.shape[0]
-    row_bytes = max(canonical.nbytes, compared.nbytes) // max(rows, canonical_rows)
-    prefix = common_prefix(reader, canonical.range, compared.range)
-    return proved.OtherShape(compared.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
 
 
 def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:
@@ -297,7 +292,12 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
     if a == b or same_file_range(reader, a, b) or is_known_equal(reader, a, b):
         return True
     if a.size <= view_reader.SAMPLE:
-        return _small_equal(reader, a, b, watch)
+        view_reader.announce(reader, [(a, 0, a.size), (b, 0, b.size)])
+        data = view_reader.read(reader, a, 0, a.size)
+        if data != view_reader.read(reader, b, 0, b.size):
+            return False
+        watch(data)
+        return True
     if not (samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)):
         return False
     known: set[frozenset[ByteRange]] = getattr(reader, "equal_ranges", set())
@@ -341,16 +341,6 @@ def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
             return done + _prefix(first, second)
         done += len(first)
     return done
-
-
-def _small_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
-    """Compare two ranges in one read each: a model may hold hundreds of thousands of such tensors."""
-    view_reader.announce(reader, [(a, 0, a.size), (b, 0, b.size)])
-    data = view_reader.read(reader, a, 0, a.size)
-    if data != view_reader.read(reader, b, 0, b.size):
-        return False
-    watch(data)
-    return True
 
 
 def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:

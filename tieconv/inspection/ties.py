@@ -186,7 +186,7 @@ def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReade
 
 def read_bias(record: TensorRecord, reader: ByteReader, depth: Depth) -> OutputBias:
     """Return a stored bias. It stays unread at the depth of headers, or if it is large and far."""
-    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, record)):
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_sampled(reader) and record.nbytes > _FETCHED):
         return OutputBias(record.name, BiasState.UNREAD)
     from tieconv.inspection.equality import bias_summary  # most models have no bias
 
@@ -195,11 +195,6 @@ def read_bias(record: TensorRecord, reader: ByteReader, depth: Depth) -> OutputB
 
 _FETCHED = 4 << 20
 """Bytes of the largest bias that is fetched without a request: a million elements of four bytes."""
-
-
-def is_far(reader: ByteReader, record: TensorRecord) -> bool:
-    """Return whether a bias stays unread because it is large and would be fetched over a network."""
-    return is_sampled(reader) and record.nbytes > _FETCHED
 
 
 # Give the tensors of a training checkpoint the names of the model, without the prefixes of the training program.

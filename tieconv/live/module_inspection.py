@@ -134,7 +134,9 @@ def _with_adapter(model: Any, base: Inspection, chosen: tuple[Consumer, ...]) ->
 
 def captured(model: Any, tensors: tuple[live_tensors.LiveTensor, ...]) -> tuple[Captured, Captured | None, LiveModel]:
     """Return the model in memory, the same as it would be saved (``None``: no save), and what a save does."""
-    saves, by_name = can_save(model), {entry.name: entry for entry in tensors}
+    quantised = getattr(model, "hf_quantizer", None) is not None
+    has_method = hasattr(model, "save_pretrained") and hasattr(getattr(model, "config", None), "to_diff_dict")
+    saves, by_name = has_method and not quantised, {entry.name: entry for entry in tensors}
     file, reader = live_tensors.lay_out(tensors)
     accessors = _accessors(model, tensors)
 
@@ -318,13 +320,6 @@ class FileTensor:
     shape: tuple[int, ...] = ()
     dtype: object = None
     width: int = 0
-
-
-def can_save(module: Any) -> bool:
-    """Return whether the module has the `save_pretrained` of transformers, and no quantiser that changes the names."""
-    quantised = getattr(module, "hf_quantizer", None) is not None
-    has_method = hasattr(module, "save_pretrained") and hasattr(getattr(module, "config", None), "to_diff_dict")
-    return has_method and not quantised
 
 
 def keep_names(module: Any, tensors: Sequence[live_tensors.LiveTensor]) -> SavedNames:

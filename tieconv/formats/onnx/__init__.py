@@ -169,17 +169,11 @@ def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tup
     held = 0
     for (tensor, _), read in forms.items():
         for (perm, kind, shaped), stored in read.items():
-            size = _form_bytes(stored.tensor, kind)
+            size = needed_bytes(kind, stored.tensor.dims) or 0 if kind in TYPES else prod(stored.tensor.dims)
             held += size
             if perm is not None or kind != stored.tensor.kind or shaped:
                 latent.append(Latent(labels[tensor], stored.operators, size, len(read) > 1))
     return tuple(latent), held
-
-
-def _form_bytes(tensor: Tensor, kind: int) -> int:
-    if kind in TYPES:
-        return needed_bytes(kind, tensor.dims) or 0
-    return prod(tensor.dims)
 
 
 def _reads(outer: Scope) -> Iterator[Origin]:

@@ -63,10 +63,6 @@ class Rows:
         if not len(numbers):
             return
         self.count += len(numbers)
-        self._extend(numbers)
-        self.last_row = int(numbers[-1])
-
-    def _extend(self, numbers: Array) -> None:
         breaks = np.flatnonzero(np.diff(numbers) > 1)[: LISTED_RANGES + 1]
         starts = [int(numbers[0]), *(int(numbers[i + 1]) for i in breaks)]
         ends = [*(int(numbers[i]) + 1 for i in breaks), int(numbers[-1]) + 1]
@@ -77,6 +73,7 @@ class Rows:
                 self.ranges.append([start, end])
             else:
                 self.complete = False
+        self.last_row = int(numbers[-1])
 
 
 @dataclass(slots=True)
@@ -278,9 +275,12 @@ def _fit(pair: Pair, bounds: Bounds, close: Scaling | None) -> Scaling | None:
     tried: set[float] = set()
     for _ in range(TRIES):
         wanted = replace(bounds, close=bounds.exact) if close else bounds
-        factor = next(
-            (candidate for candidate in likely_factors(wanted, pair.left.shape) if candidate not in tried), None
-        )
+        chosen: dict[float, None] = {}
+        for interval in (wanted.exact, wanted.close):
+            if interval.possible and isfinite(interval.low) and isfinite(interval.high):
+                chosen.update(dict.fromkeys(_likely(interval, pair.left.shape)))
+        usable = (factor for factor in chosen if factor not in (0, 1) and isfinite(factor) and isfinite(1 / factor))
+        factor = next((candidate for candidate in islice(usable, TRIES) if candidate not in tried), None)
         if factor is None or not bounds.admissible:
             break
         tried.add(factor)
@@ -436,16 +436,6 @@ def _value(steps: Array, form: Format) -> Array:
 
 TRIES = 4
 """Factors of each side that a pass over every element tries."""
-
-
-def likely_factors(bounds: Bounds, shape: tuple[int, ...]) -> list[float]:
-    """Return up to `TRIES` factors, the likeliest first: those that may be exact, then those within an ulp."""
-    chosen: dict[float, None] = {}
-    for interval in (bounds.exact, bounds.close):
-        if interval.possible and isfinite(interval.low) and isfinite(interval.high):
-            chosen.update(dict.fromkeys(_likely(interval, shape)))
-    usable = (factor for factor in chosen if factor not in (0, 1) and isfinite(factor) and isfinite(1 / factor))
-    return list(islice(usable, TRIES))
 
 
 def _likely(interval: Interval, shape: tuple[int, ...]) -> Iterator[float]:

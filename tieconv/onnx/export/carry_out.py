@@ -164,7 +164,15 @@ class Job:
         embeds = self.plan.inputs_embeds
         kind = kind_of(reference.model, embeds=embeds, one_graph=layout.scheme is not None)
         layout.check(kind)
-        check_finite(reference, self.plan.source)
+        for name, parameter in reference.model.named_parameters():
+            if parameter.is_floating_point() and not _is_finite(parameter.data):
+                raise RefusedError(
+                    f"{shown(self.plan.source)}: {shown(name)} holds values that overflow in {reference.dtype}",
+                    Hint("use a precision with a wider range: ", option(precision="fp32"), " or bf16")
+                    if reference.dtype == "float16"
+                    else Hint("inspect the tensor: ", call("inspect", depth="full")),
+                    "export.range",
+                )
         join_ties(reference.model, self.evidence)
         loaded = None if options.parity else reference
         if kind is Kind.PAIR:
@@ -341,19 +349,6 @@ def check_once(plan: graph_plan.ExportPlan, identity: Identity | None, files: in
             "nothing was written; report this with the model's class",
             "export.copies",
         )
-
-
-def check_finite(reference: Reference, source: str) -> None:
-    """Check that no parameter overflows in the precision. Raises `RefusedError`."""
-    for name, parameter in reference.model.named_parameters():
-        if parameter.is_floating_point() and not _is_finite(parameter.data):
-            raise RefusedError(
-                f"{shown(source)}: {shown(name)} holds values that overflow in {reference.dtype}",
-                Hint("use a precision with a wider range: ", option(precision="fp32"), " or bf16")
-                if reference.dtype == "float16"
-                else Hint("inspect the tensor: ", call("inspect", depth="full")),
-                "export.range",
-            )
 
 
 def _is_finite(values: torch.Tensor) -> bool:

@@ -76,7 +76,16 @@ class _Job:
         syncer = Syncer()
         try:
             writer = self._write(syncer)
-            check_bytes(self.target, self.store, new, self.tick)
+            with open_files(new) as written, open_files(self.target.listing.root) as sources:
+                for file in self.store.files if self.target.target.verify == "full" else self.store.graphs.values():
+                    for offset, content in file.pieces:
+                        at = difference(written.descriptor(file.name), offset, content, sources.descriptor, self.tick)
+                        if at is not None:
+                            raise VerificationError(
+                                f"written {shown(file.name)} differs from its source at byte {at:,}",
+                                "nothing was changed; the disk, the memory or tieconv is at fault: report this",
+                                "verify.bytes",
+                            )
             proofs = prove(new)
             check_names(self.target, self.store, new, self.before)
             syncer.finish()
@@ -159,29 +168,24 @@ class _Job:
             else:
                 swap.publish_new(self.staging.new, self.final)
         else:
-            self._publish_file()
-
-    def _publish_file(self) -> None:
-        """Rename the new data, then the graph, then remove the old data. If the graph stays, remove the new data.
-
-        If the process is killed between two steps, the graph under the final name still has its data.
-        """
-        new, in_place = self.staging.new, self.target.target.in_place
-        published: list[Path] = []
-        try:
-            for file in self.store.data:
-                self.staging.set_data(os.lstat(new / file.name))
-                path = self.final.parent / file.name
-                (swap.publish_file if in_place and os.path.lexists(path) else swap.publish_new)(new / file.name, path)
-                published.append(path)
-            replaces = in_place or (self.target.target.overwrite and self.final.exists())
-            (swap.publish_file if replaces else swap.publish_new)(new / self.final.name, self.final)
-        except BaseException:
-            for path in published:
-                path.unlink()
-            raise
-        for name in self.store.removed if in_place else ():
-            (self.final.parent / name).unlink(missing_ok=True)
+            new, in_place = self.staging.new, self.target.target.in_place
+            published: list[Path] = []
+            try:
+                for file in self.store.data:
+                    self.staging.set_data(os.lstat(new / file.name))
+                    path = self.final.parent / file.name
+                    (swap.publish_file if in_place and os.path.lexists(path) else swap.publish_new)(
+                        new / file.name, path
+                    )
+                    published.append(path)
+                replaces = in_place or (self.target.target.overwrite and self.final.exists())
+                (swap.publish_file if replaces else swap.publish_new)(new / self.final.name, self.final)
+            except BaseException:
+                for path in published:
+                    path.unlink()
+                raise
+            for name in self.store.removed if in_place else ():
+                (self.final.parent / name).unlink(missing_ok=True)
 
 
 def write_pieces(file: WrittenFile, made: int, source: Callable[[str], int], tick: Tick) -> None:
@@ -270,7 +274,21 @@ def check(target: GraphTarget, store: Store) -> None:
         check_place(target.plan, target.target)
         check_beside(target, store)
         if target.target.in_place:
-            check_removal(target.listing, store.removed, store.graphs)
+            for name in store.removed:
+                if name.lower().endswith(_OF_OTHERS):
+                    raise RefusedError(
+                        f"--in-place does not remove {shown(name)}, because it may hold more than the graph's data",
+                        NEW_OUT,
+                        "in-place.data",
+                    )
+            for graph, read in _readers(target.listing, set(store.graphs)) if store.removed else ():
+                shared = sorted(read & set(store.removed))
+                if shared:
+                    raise RefusedError(
+                        f"--in-place cannot replace one graph, because {shown(graph)} reads {shown(shared[0])} too",
+                        f"give the directory, so that all graphs change: {shell_word(target.listing.root)}",
+                        "in-place.shared-data",
+                    )
         if (needed := target.bytes_needed(store)) > (free := free_bytes(final.parent)):
             raise no_space(final.name, needed, free)
 
@@ -291,20 +309,6 @@ def check_beside(target: GraphTarget, store: Store) -> None:
 
 
 # Verify that the graphs and data files in a staging directory are as planned, byte by byte.
-
-
-def check_bytes(target: GraphTarget, store: Store, new: Path, tick: Tick) -> None:
-    """Compare every written byte with its source. Raises `VerificationError`."""
-    with open_files(new) as written, open_files(target.listing.root) as sources:
-        for file in store.files if target.target.verify == "full" else store.graphs.values():
-            for offset, content in file.pieces:
-                at = difference(written.descriptor(file.name), offset, content, sources.descriptor, tick)
-                if at is not None:
-                    raise VerificationError(
-                        f"written {shown(file.name)} differs from its source at byte {at:,}",
-                        "nothing was changed; the disk, the memory or tieconv is at fault: report this",
-                        "verify.bytes",
-                    )
 
 
 def difference(
@@ -352,28 +356,6 @@ def data_name(graph: str, command: str, states: dict[str, FileState]) -> str:
 def old_data(spans: Iterable[ByteRange], used: Iterable[str]) -> tuple[str, ...]:
     """Return the data files that no tensor uses any more."""
     return tuple(sorted({span.file for span in spans} - set(used)))
-
-
-def check_removal(listing: Listing, names: tuple[str, ...], graphs: Iterable[str]) -> None:
-    """Raise `RefusedError` if a data file to remove may hold other data, or if another graph reads it.
-
-    ``graphs`` are those that are written. Any other graph below the directory may read the file too.
-    """
-    for name in names:
-        if name.lower().endswith(_OF_OTHERS):
-            raise RefusedError(
-                f"--in-place does not remove {shown(name)}, because it may hold more than the graph's data",
-                NEW_OUT,
-                "in-place.data",
-            )
-    for graph, read in _readers(listing, set(graphs)) if names else ():
-        shared = sorted(read & set(names))
-        if shared:
-            raise RefusedError(
-                f"--in-place cannot replace one graph, because {shown(graph)} reads {shown(shared[0])} too",
-                f"give the directory, so that all graphs change: {shell_word(listing.root)}",
-                "in-place.shared-data",
-            )
 
 
 def _readers(listing: Listing, written: set[str]) -> Iterator[tuple[str, set[str]]]:

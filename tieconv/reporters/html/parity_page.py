@@ -153,7 +153,7 @@ def plot(histogram: Histogram, cases: Sequence[Case]) -> str:
     rms = _rms([case.floor for case in cases if case.floor])
     parts = [
         *_axis(histogram, scale, first, end),
-        f'<path d="{scale.area(histogram.floor)}" fill="var(--floor)" fill-opacity=".45"/>',
+        f'<path d="{scale.line(histogram.floor)}Z" fill="var(--floor)" fill-opacity=".45"/>',
         f'<path d="{scale.line(histogram.graph)}" fill="none" stroke="var(--graph)" stroke-width="2"/>',
         *_mark(scale, rms * _RMS_GATE, "gate: 2 × torch's RMS", "var(--bad)", 12),
         *_mark(scale, _rms([case.graph for case in cases if case.graph]), "graph's RMS", "var(--graph)", 26),
@@ -202,9 +202,6 @@ class _Scale:
             y = bottom - (bottom - _TOP) * counts[i] / total / self.most
             steps.append(f"L{self.x(i):.1f} {y:.1f}L{self.x(i + 1):.1f} {y:.1f}")
         return "".join((*steps, f"L{self.x(self.end):.1f} {bottom}"))
-
-    def area(self, counts: Sequence[int]) -> str:
-        return f"{self.line(counts)}Z"
 
 
 def _axis(histogram: Histogram, scale: _Scale, first: int, end: int) -> Iterator[str]:

@@ -103,26 +103,22 @@ class Body(Stream):
 
     def _next(self) -> memoryview:
         try:
-            return self._chunk()
+            if self._answer is None:
+                self._open()
+            chunk = next(self._chunks, b"")
+            self._client.count(bytes=len(chunk))
+            if not chunk:
+                raise Interrupted("the response ended early")
+            if len(chunk) > self.end - self.position:
+                raise UnreadableError(
+                    f"{self._label}: the server sent more bytes than tieconv requested", _DISTRUST, "hub.too-many-bytes"
+                )
+            return memoryview(chunk)
         except session.Transport as error:
             self.close()
             self._failures += 1
             again(error, self._failures - (self.position - self._start) // FORGIVEN, self._label)
         return memoryview(b"")
-
-    def _chunk(self) -> memoryview:
-        """Return the next chunk, from a new response if none is open."""
-        if self._answer is None:
-            self._open()
-        chunk = next(self._chunks, b"")
-        self._client.count(bytes=len(chunk))
-        if not chunk:
-            raise Interrupted("the response ended early")
-        if len(chunk) > self.end - self.position:
-            raise UnreadableError(
-                f"{self._label}: the server sent more bytes than tieconv requested", _DISTRUST, "hub.too-many-bytes"
-            )
-        return memoryview(chunk)
 
     def _open(self) -> None:
         headers = build_hf_headers(library_name="tieconv", library_version=VERSION)

@@ -28,7 +28,18 @@ def store_settings(scheme: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ``_endpoint`` of the latter is the endpoint, or empty. An endpoint with ``http://`` allows HTTP. Raises
     `UnreadableError` for a variable or an AWS profile that cannot be used.
     """
-    _check_variables(scheme)
+    # Refuse characters that no HTTP header holds, such as a newline at the end. obstore panics on them.
+    for name, value in os.environ.items():
+        if (
+            name.startswith(_PREFIXES[scheme])
+            and not name.endswith(_FREE)
+            and not (value.isascii() and value.isprintable())
+        ):
+            raise UnreadableError(
+                f"{shown(name)} holds a line break or another character that a request cannot hold",
+                "set the variable again without it",
+                "objects.settings",
+            )
     settings: dict[str, Any] = dict({"s3": _s3, "gs": _gcs, "az": _azure}[scheme]())
     endpoint = settings.pop("_endpoint", "")
     if endpoint and not (re.match("https?://", endpoint) and _location(endpoint)):
@@ -44,21 +55,6 @@ def store_settings(scheme: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 _PREFIXES = {"s3": ("AWS_",), "gs": ("GOOGLE_", "STORAGE_EMULATOR_HOST"), "az": ("AZURE_",)}
-
-
-def _check_variables(scheme: str) -> None:
-    """Refuse characters that no HTTP header holds, such as a newline at the end. obstore panics on them."""
-    for name, value in os.environ.items():
-        if (
-            name.startswith(_PREFIXES[scheme])
-            and not name.endswith(_FREE)
-            and not (value.isascii() and value.isprintable())
-        ):
-            raise UnreadableError(
-                f"{shown(name)} holds a line break or another character that a request cannot hold",
-                "set the variable again without it",
-                "objects.settings",
-            )
 
 
 _FREE = ("_KEY", "_FILE", "_CREDENTIALS", "_PROFILE", "_BUNDLE")
