@@ -74,6 +74,11 @@ class Faults:
         name = shown(self.module.tensors[leaf].name)
         self.entries.append(MatrixFault(FaultKind.SHAPE, f"{name} is {shape}, but {reason}", self._names([leaf])))
 
+    def check(self, leaf: str, shape: tuple[int, ...], reason: str) -> None:
+        """Add a fault if a part is stored with another shape."""
+        if leaf in self.module.tensors and self.module.shape(leaf) != shape:
+            self.misfit(leaf, reason)
+
     def _names(self, leaves: Iterable[str]) -> tuple[str, ...]:
         return tuple(self.module.tensors[leaf].name for leaf in leaves if leaf in self.module.tensors)
 
@@ -98,10 +103,10 @@ class Faults:
         self,
         scheme: str,
         roles: Mapping[str, str],
-        *,
         bits: int | None,
-        block: Sides | None,
         shape: Sides | None,
+        block: Sides | None,
+        *,
         symmetric: bool | None = None,
         uncomputed: str | None = None,
     ) -> QuantisedMatrix:
@@ -187,17 +192,13 @@ def recognise_ggml_blocks(module: StoredModule) -> QuantisedMatrix | None:
         return None
     bits, group = TYPES[kind]
     shape = matrix_sides(module.shape("weight"))
-    uncomputed = "" if kind in COMPUTED else f"tieconv does not compute the values of {kind}"
-    uncomputed = "" if not uncomputed and shape else uncomputed or "the tensor is not a matrix"
+    uncomputed = "" if shape else "the tensor is not a matrix"
+    if kind not in COMPUTED:
+        uncomputed = f"tieconv does not compute the values of {kind}"
     symmetric = kind not in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+    scheme, block = f"ggml {kind}", (1, group)
     return Faults(module).matrix(
-        f"ggml {kind}",
-        _GGML_BLOCKS_ROLES,
-        bits=bits,
-        block=(1, group),
-        shape=shape,
-        symmetric=symmetric,
-        uncomputed=uncomputed,
+        scheme, _GGML_BLOCKS_ROLES, bits, shape, block, symmetric=symmetric, uncomputed=uncomputed
     )
 
 
@@ -221,22 +222,14 @@ def recognise_mlx_modes(module: StoredModule) -> QuantisedMatrix | None:
     shape = (sides[0], sides[1] * 32 // bits) if sides and bits else None
     if scaled and shape and group:
         needed = shape[0], -(-shape[1] // group)
-        if module.shape("scales") != needed:
-            faults.misfit("scales", f"{shape[0]}×{shape[1]} codes in groups of {group} need {needed[0]}×{needed[1]}")
-        if "biases" in module.tensors and module.shape("biases") != module.shape("scales"):
-            faults.misfit("biases", "the scales have another shape")
+        codes = f"{shape[0]}×{shape[1]} codes in groups of {group}"
+        faults.check("scales", needed, f"{codes} need {needed[0]}×{needed[1]}")
+        faults.check("biases", module.shape("scales"), "the scales have another shape")
     if scaled and mode == "affine" and "biases" not in module.tensors:
-        name = shown(module.tensors["weight"].name)
-        faults.missing(FaultKind.NO_ZERO_POINTS, f"{name} has no biases, but its mode is affine", ["weight"])
-    return faults.matrix(
-        f"MLX {mode}" if mode else "MLX",
-        _MLX_MODES_ROLES,
-        bits=bits,
-        block=(1, group) if group else None,
-        shape=shape,
-        symmetric=mode != "affine",
-        uncomputed=_uncomputed(mode, bits, group, sides),
-    )
+        faults.lacks("weight", "biases, but its mode is affine", FaultKind.NO_ZERO_POINTS)
+    scheme, block = f"MLX {mode}" if mode else "MLX", (1, group) if group else None
+    why = _uncomputed(mode, bits, group, sides)
+    return faults.matrix(scheme, _MLX_MODES_ROLES, bits, shape, block, symmetric=mode != "affine", uncomputed=why)
 
 
 def _uncomputed(mode: str, bits: int | None, group: int | None, sides: tuple[int, int] | None) -> str:

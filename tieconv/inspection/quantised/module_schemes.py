@@ -53,9 +53,7 @@ def recognise_awq(module: StoredModule) -> QuantisedMatrix | None:
     bits = module.choice.bits or _AWQ_BITS
     uncomputed = "" if bits == _AWQ_BITS else f"tieconv does not read AWQ codes of {bits} bits"
     uncomputed = uncomputed or ("tieconv reads AWQ codes only with zero points" if symmetric else "")
-    return faults.matrix(
-        AWQ, _GPTQ_ROLES, bits=bits, block=block, shape=shape, symmetric=symmetric, uncomputed=uncomputed
-    )
+    return faults.matrix(AWQ, _GPTQ_ROLES, bits, shape, block, symmetric=symmetric, uncomputed=uncomputed)
 
 
 def _is_awq(module: StoredModule) -> bool:
@@ -76,18 +74,10 @@ def recognise_gptq(module: StoredModule) -> QuantisedMatrix | None:
     shape = (sides[1], sides[0] * 32 // bits) if sides and bits and sides[0] * 32 % bits == 0 else None
     block = _group(module, faults, shape)
     symmetric = _zero_points(module, faults, shape, block, bits)
-    if shape is not None and "g_idx" in module.tensors and module.shape("g_idx") != (shape[1],):
-        faults.misfit("g_idx", f"the matrix has {shape[1]:,} columns")
-    scheme = V2 if module.choice.layout == "gptq_v2" else V1
-    return faults.matrix(
-        scheme,
-        _GPTQ_ROLES,
-        bits=bits,
-        block=block,
-        shape=shape,
-        symmetric=symmetric,
-        uncomputed=_uncomputed(module, bits, shape),
-    )
+    if shape is not None:
+        faults.check("g_idx", (shape[1],), f"the matrix has {shape[1]:,} columns")
+    scheme, why = V2 if module.choice.layout == "gptq_v2" else V1, _uncomputed(module, bits, shape)
+    return faults.matrix(scheme, _GPTQ_ROLES, bits, shape, block, symmetric=symmetric, uncomputed=why)
 
 
 def _uncomputed(module: StoredModule, bits: int | None, shape: Sides | None) -> str:
@@ -132,8 +122,7 @@ def _zero_points(
         return module.choice.symmetric if module.choice.symmetric is not None else True
     if shape is not None and block is not None and bits is not None:
         needed = -(-shape[1] // block[1]), -(-shape[0] * bits // 32)
-        if module.shape("qzeros") != needed:
-            faults.misfit("qzeros", f"the scales need {needed[0]}×{needed[1]}")
+        faults.check("qzeros", needed, f"the scales need {needed[0]}×{needed[1]}")
     return module.choice.symmetric
 
 
@@ -163,10 +152,8 @@ def recognise_compressed_tensors(module: StoredModule) -> QuantisedMatrix | None
     packed = module.dtype("weight_packed")
     if packed == "U8":
         microscaling = module.dtype("weight_scale") in ("U8", "F8_E8M0") or "mxfp4" in module.choice.layout
-        roles, leaf = _COMPRESSED_TENSORS_ROLES, "weight_packed"
-        if microscaling:
-            return _pairs_in_bytes(module, MXFP4, roles, leaf, group=32, uncomputed="")
-        return _pairs_in_bytes(module, NVFP4, roles, leaf, global_scale="weight_global_scale", uncomputed="")
+        scheme, group, scale = (MXFP4, 32, "") if microscaling else (NVFP4, 16, "weight_global_scale")
+        return _pairs_in_bytes(module, scheme, _COMPRESSED_TENSORS_ROLES, "weight_packed", group, scale, uncomputed="")
     if packed:
         return _packed(module)
     codes = module.dtype("weight") in ("I8", *_FLOAT_CODES)
@@ -181,9 +168,7 @@ def _packed(module: StoredModule) -> QuantisedMatrix:
     scaled = faults.scaled("weight_packed", "weight_scale")
     if sides is None:
         faults.misfit("weight_packed", "codes are a matrix")
-        return faults.matrix(
-            PACKED, _COMPRESSED_TENSORS_ROLES, bits=module.choice.bits, block=None, shape=None, uncomputed=""
-        )
+        return faults.matrix(PACKED, _COMPRESSED_TENSORS_ROLES, module.choice.bits, None, None, uncomputed="")
     rows, packed = sides
     columns = _columns(module, packed)
     bits = module.choice.bits or _packed_bits(columns, packed)
@@ -197,16 +182,11 @@ def _packed(module: StoredModule) -> QuantisedMatrix:
         faults.misfit("weight_shape", "the shape of a matrix has two numbers")
     elif stated is not None and shape is not None and stated != shape:
         faults.misfit("weight_packed", f"weight_shape says {stated[0]} rows")
-    symmetric = _check_zero_points(module, faults, shape, block, bits)
-    return faults.matrix(
-        PACKED,
-        _COMPRESSED_TENSORS_ROLES,
-        bits=bits,
-        block=block,
-        shape=shape,
-        symmetric=symmetric,
-        uncomputed=_packing_unknown(module, bits, shape, packed),
+    symmetric, why = (
+        _check_zero_points(module, faults, shape, block, bits),
+        _packing_unknown(module, bits, shape, packed),
     )
+    return faults.matrix(PACKED, _COMPRESSED_TENSORS_ROLES, bits, shape, block, symmetric=symmetric, uncomputed=why)
 
 
 def _columns(module: StoredModule, packed: int) -> int | None:
@@ -264,10 +244,8 @@ def _check_zero_points(
     if "weight_zero_point" not in module.tensors:
         if module.choice.symmetric is False:
             codes = "weight_packed" if "weight_packed" in module.tensors else "weight"
-            reason = f"{shown(module.tensors[codes].name)} has no weight_zero_point, but the config says asymmetric"
-            faults.missing(FaultKind.NO_ZERO_POINTS, reason, ["weight_packed", "weight"])
-            return False
-        return True
+            faults.lacks(codes, "weight_zero_point, but the config says asymmetric", FaultKind.NO_ZERO_POINTS)
+        return module.choice.symmetric is not False
     if shape is None or block is None or bits is None:
         return False
     grid = -(-shape[0] // block[0]), -(-shape[1] // block[1])
@@ -300,15 +278,10 @@ def _plain(module: StoredModule) -> QuantisedMatrix:
     scaled = faults.scaled("weight", "weight_scale")
     block = _check_scales(module, faults, shape) if scaled and shape else None
     kind = "float-quantized" if module.dtype("weight") in _FLOAT_CODES else "int-quantized"
-    return faults.matrix(
-        f"{PLAIN} {kind}",
-        _COMPRESSED_TENSORS_ROLES,
-        bits=module.choice.bits or 8,
-        block=block,
-        shape=shape,
-        symmetric=_check_zero_points(module, faults, shape, block, 8),
-        uncomputed="its zero points are packed" if module.dtype("weight_zero_point") == "I32" else None,
-    )
+    scheme, bits = f"{PLAIN} {kind}", module.choice.bits or 8
+    symmetric = _check_zero_points(module, faults, shape, block, 8)
+    why = "its zero points are packed" if module.dtype("weight_zero_point") == "I32" else None
+    return faults.matrix(scheme, _COMPRESSED_TENSORS_ROLES, bits, shape, block, symmetric=symmetric, uncomputed=why)
 
 
 def _pairs_in_bytes(
@@ -316,9 +289,9 @@ def _pairs_in_bytes(
     scheme: str,
     roles: Mapping[str, str],
     codes: str,
+    group: int,
+    global_scale: str,
     *,
-    group: int = 16,
-    global_scale: str = "",
     uncomputed: str | None = None,
 ) -> QuantisedMatrix:
     """Return a matrix whose bytes hold two codes each. One scale covers ``group`` codes of a row."""
@@ -328,7 +301,7 @@ def _pairs_in_bytes(
     block = faults.block(codes, "weight_scale", shape, (1, group), reason)
     if global_scale and global_scale not in module.tensors:
         faults.lacks(codes, global_scale)
-    return faults.matrix(scheme, roles, bits=4, block=block, shape=shape, symmetric=True, uncomputed=uncomputed)
+    return faults.matrix(scheme, roles, 4, shape, block, symmetric=True, uncomputed=uncomputed)
 
 
 # Recognise bitsandbytes 0.50, 4 and 8 bit. Source: its `functional.py` (`QuantState`).
@@ -386,10 +359,8 @@ def recognise_bitsandbytes(module: StoredModule) -> QuantisedMatrix | None:
         block = (1, shape[1]) if shape else None
         layout = module.content(module.tensors["weight_format"]) if "weight_format" in module.tensors else b"\0"
         # Old releases also wrote the layouts of GPU kernels.
-        uncomputed = "its weight_format is not that of rows" if shape and layout != b"\0" else None
-        return faults.matrix(
-            EIGHT_BIT, _BITSANDBYTES_ROLES, bits=8, block=block, shape=shape, symmetric=True, uncomputed=uncomputed
-        )
+        why = "its weight_format is not that of rows" if shape and layout != b"\0" else None
+        return faults.matrix(EIGHT_BIT, _BITSANDBYTES_ROLES, 8, shape, block, symmetric=True, uncomputed=why)
     return None
 
 
@@ -409,15 +380,8 @@ def _four_bit(module: StoredModule) -> QuantisedMatrix:
             reason = "the absmax has no nested_absmax or nested_quant_map"
             faults.missing(FaultKind.NO_SCALES, reason, ["weight.absmax"])
     shape, block = (state.shape, (1, state.block)) if state else (None, None)
-    return faults.matrix(
-        FOUR_BIT,
-        _BITSANDBYTES_ROLES,
-        bits=4,
-        block=block,
-        shape=shape,
-        symmetric=True,
-        uncomputed="" if state else "its quant_state was not read",
-    )
+    why = "" if state else "its quant_state was not read"
+    return faults.matrix(FOUR_BIT, _BITSANDBYTES_ROLES, 4, shape, block, symmetric=True, uncomputed=why)
 
 
 def _check_state(module: StoredModule, faults: Faults, state: QuantState) -> None:
@@ -425,16 +389,11 @@ def _check_state(module: StoredModule, faults: Faults, state: QuantState) -> Non
     if module.tensors["weight"].nbytes != -(-elements // 2):
         faults.misfit("weight", f"quant_state says {state.shape[0]}×{state.shape[1]} codes of 4 bits")
     blocks = -(-elements // state.block)
-    if "weight.absmax" in module.tensors and module.shape("weight.absmax") != (blocks,):
-        faults.misfit("weight.absmax", f"the codes have {blocks:,} blocks")
-    if "weight.quant_map" in module.tensors and module.shape("weight.quant_map") != (16,):
-        faults.misfit("weight.quant_map", "4 bits have 16 codes")
-    if "weight.nested_quant_map" in module.tensors and module.shape("weight.nested_quant_map") != (256,):
-        faults.misfit("weight.nested_quant_map", "8 bits have 256 codes")
-    if "weight.nested_absmax" in module.tensors:
-        nested = -(-blocks // state.nested_block) if state.nested_block else 0
-        if module.shape("weight.nested_absmax") != (nested,):
-            faults.misfit("weight.nested_absmax", f"the scales have {nested:,} blocks")
+    nested = -(-blocks // state.nested_block) if state.nested_block else 0
+    faults.check("weight.absmax", (blocks,), f"the codes have {blocks:,} blocks")
+    faults.check("weight.quant_map", (16,), "4 bits have 16 codes")
+    faults.check("weight.nested_quant_map", (256,), "8 bits have 256 codes")
+    faults.check("weight.nested_absmax", (nested,), f"the scales have {nested:,} blocks")
 
 
 # Recognise ModelOpt's NVFP4 and FP8. Source: its `modelopt/torch/export/unified_export_hf.py`.
@@ -451,12 +410,12 @@ def recognise_modelopt(module: StoredModule) -> QuantisedMatrix | None:
         absent = "weight_scale" not in module.tensors and module.choice.layout in ("", "NVFP4")
         if not absent and module.dtype("weight_scale") != "F8_E4M3":
             return None
-        return _pairs_in_bytes(module, MODELOPT_NVFP4, _MODELOPT_ROLES, "weight", global_scale="weight_scale_2")
+        return _pairs_in_bytes(module, MODELOPT_NVFP4, _MODELOPT_ROLES, "weight", 16, "weight_scale_2")
     if module.dtype("weight") != "F8_E4M3" or module.method != "modelopt":
         return None
     faults, shape = Faults(module), matrix_sides(module.shape("weight"))
     block = faults.block("weight", "weight_scale", shape)
-    return faults.matrix(FP8, _MODELOPT_ROLES, bits=8, block=block, shape=shape, symmetric=True)
+    return faults.matrix(FP8, _MODELOPT_ROLES, 8, shape, block, symmetric=True)
 
 
 # Recognise FP8 with `weight_scale_inv`, as DeepSeek-V3 stores it. Source: transformers 5.23, finegrained_fp8.
@@ -476,7 +435,7 @@ def recognise_fp8_blocks(module: StoredModule) -> QuantisedMatrix | None:
     reason = f"the matrix is {shape[0]}×{shape[1]}{says}" if shape else ""
     grid = declared if len(module.shape("weight_scale_inv")) == 2 else None
     block = faults.block("weight", "weight_scale_inv", shape, grid, reason)
-    return faults.matrix(SCHEME, _FP8_BLOCKS_ROLES, bits=8, block=block, shape=shape, symmetric=True)
+    return faults.matrix(SCHEME, _FP8_BLOCKS_ROLES, 8, shape, block, symmetric=True)
 
 
 TORCHAO, QUANTO, HQQ = "torchao", "quanto", "HQQ"
@@ -496,7 +455,7 @@ def recognise_tensor_subclasses(module: StoredModule) -> QuantisedMatrix | None:
         faults = Faults(module)
         faults.scaled("W_q", "scale")
         why = "tieconv does not read the codes of HQQ"
-        return faults.matrix(HQQ, _HQQ, bits=module.choice.bits, block=None, shape=None, uncomputed=why)
+        return faults.matrix(HQQ, _HQQ, module.choice.bits, None, None, uncomputed=why)
     return None
 
 
@@ -505,18 +464,11 @@ def _torchao(module: StoredModule) -> QuantisedMatrix:
     computed = kind == "I8"
     shape = matrix_sides(module.shape("_weight_qdata")) if computed else None
     block = faults.block("_weight_qdata", "_weight_scale", shape)
-    both = {"_weight_scale", "_weight_zero_point"} <= module.tensors.keys()
-    if shape and both and module.shape("_weight_zero_point") != module.shape("_weight_scale"):
-        faults.misfit("_weight_zero_point", "the scales have another shape")
-    return faults.matrix(
-        TORCHAO,
-        _TORCHAO,
-        bits=8 if computed else None,
-        block=block,
-        shape=shape,
-        symmetric="_weight_zero_point" not in module.tensors,
-        uncomputed="" if computed else f"tieconv does not read torchao codes of type {shown(kind)}",
-    )
+    if shape and "_weight_scale" in module.tensors:
+        faults.check("_weight_zero_point", module.shape("_weight_scale"), "the scales have another shape")
+    bits, symmetric = 8 if computed else None, "_weight_zero_point" not in module.tensors
+    why = "" if computed else f"tieconv does not read torchao codes of type {shown(kind)}"
+    return faults.matrix(TORCHAO, _TORCHAO, bits, shape, block, symmetric=symmetric, uncomputed=why)
 
 
 def _quanto(module: StoredModule) -> QuantisedMatrix:
@@ -528,12 +480,5 @@ def _quanto(module: StoredModule) -> QuantisedMatrix:
     block = faults.block(codes, "weight._scale", shape)
     if packed and "weight._shift" not in module.tensors:
         faults.lacks(codes, "weight._shift, which packed codes need", FaultKind.NO_ZERO_POINTS)
-    return faults.matrix(
-        QUANTO,
-        _QUANTO,
-        bits=8 if whole else None,
-        block=block,
-        shape=shape,
-        symmetric=not packed,
-        uncomputed="" if whole else "tieconv does not read packed codes of quanto",
-    )
+    bits, why = (8, "") if whole else (None, "tieconv does not read packed codes of quanto")
+    return faults.matrix(QUANTO, _QUANTO, bits, shape, block, symmetric=not packed, uncomputed=why)
