@@ -104,13 +104,5 @@ def _other_file(inspection: Inspection) -> Refusal | None:
     return None
 
 
-CONSUMERS = (
-    Consumer(
-        _LOADER,
-        "1.15",
-        since=(1, 0),
-        cited="accelerate 1.15.0, utils/modeling.py, load_checkpoint_in_model, with transformers 5.23.0",
-        load=load,
-        ran=("1.15.0",),
-    ),
-)
+_SOURCE = "accelerate 1.15.0, utils/modeling.py, load_checkpoint_in_model, with transformers 5.23.0"
+CONSUMERS = (Consumer(_LOADER, "1.15", since=(1, 0), cited=_SOURCE, load=load, ran=("1.15.0",)),)

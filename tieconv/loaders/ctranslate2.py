@@ -42,13 +42,5 @@ def _refused(inspection: Inspection) -> Refusal | None:
     return None
 
 
-CONSUMERS = (
-    Consumer(
-        _LOADER,
-        "4.8",
-        since=(4, 8),
-        cited="ctranslate2 4.8.5, converters/transformers.py, with transformers 5.23.0",
-        load=load,
-        ran=("4.8.5",),
-    ),
-)
+_SOURCE = "ctranslate2 4.8.5, converters/transformers.py, with transformers 5.23.0"
+CONSUMERS = (Consumer(_LOADER, "4.8", since=(4, 8), cited=_SOURCE, load=load, ran=("4.8.5",)),)

@@ -131,6 +131,19 @@ class PairModel:
         tables = {self.pair.head: Parameter(head.stored, embedding.parameter), self.pair.embedding: embedding}
         return self._loaded(tables, remark, compare=False)
 
+    def without_head(self) -> Loaded:
+        """Return two parameters, the head without its stored values."""
+        loaded, head = self.untied(), self.pair.head
+        return replace(loaded, parameters={**loaded.parameters, head: Parameter(None, head, self.absence)})
+
+    def undeclared_rows(self, loaded: Loaded) -> Iterator[Refusal]:
+        """Yield the refusal of a table that ``loaded`` reads, and whose rows the config does not declare."""
+        read = {parameter.stored for parameter in loaded.parameters.values()} | set(loaded.in_order)
+        tables = (name for name in (self.pair.embedding, self.pair.head) if name in read)
+        refusal = undeclared_rows(self.inspection, {name: row_count(self.inspection, name) for name in tables})
+        if refusal is not None:
+            yield refusal
+
     def _parameter(self, name: str) -> Parameter:
         stored = name in self.inspection.checkpoint.tensors
         return Parameter(name, name) if stored else Parameter(None, name, self.absence)
@@ -327,27 +340,13 @@ def _as_reference(inspection: Inspection, member: Member, dtype: str | None) -> 
             return None
         case proved.Near(figures=figures) | proved.Different(figures=figures) if figures.sign_of_zero_only:
             return True
-        case proved.Near(figures=figures):
-            return None if _may_round_to_equal(inspection, member, figures, dtype) else False
-        case (
-            Absent()
-            | proved.Transposed()
-            | proved.Scaled()
-            | proved.Different()
-            | proved.Empty()
-            | proved.OtherShape()
-            | proved.OtherBytes()
-            | proved.OtherSample()
+        case proved.Near(figures=figures) if (
+            inspection.checkpoint.tensors[member.name].dtype == "F32" and dtype in _COARSER
         ):
+            may_round_to_equal = figures.max_ulp is None or figures.max_ulp < _COARSER[dtype]
+            return None if may_round_to_equal else False
+        case _:  # other values, shapes or bytes
             return False
-        case _:
-            assert_never(member.relation)
-
-
-def _may_round_to_equal(inspection: Inspection, member: Member, figures: proved.RowFigures, dtype: str | None) -> bool:
-    if inspection.checkpoint.tensors[member.name].dtype != "F32" or dtype not in _COARSER:
-        return False
-    return figures.max_ulp is None or figures.max_ulp < _COARSER[dtype]
 
 
 # Reduce an inspection to the stored names that a loader knows.
@@ -470,9 +469,9 @@ def unclear_class(inspection: Inspection, *, codes: bool = False) -> Refusal | N
     if not shared and inspection.family.text_type in release_tables.names("transformers-5", "halves apart"):
         return unknown("share_encoder_decoder_embeddings is false, and tieconv has no measurement of that")
     tables = () if codes else (name for name in (family.input_embedding, family.output_head) if name)
-    quantised = next((name for name in tables if _is_quantised(inspection, name)), None)
-    if quantised is not None:
-        return unknown(f"{shown(quantised)} is stored as quantised codes")
+    for name in tables:
+        if quantised_twin(in_file(inspection, name), inspection.checkpoint.tensors) is not None:
+            return unknown(f"{shown(name)} is stored as quantised codes")
     return None
 
 
@@ -511,11 +510,6 @@ def unmeasured(inspection: Inspection, loader: str) -> Refusal:
 def _class_name(family: Family) -> str:
     kind = f" {with_type(family.model_type)}" if family.since and family.model_type else ""
     return f"{shown(family.architecture)}{kind}" if family.architecture else "a config without a class"
-
-
-def _is_quantised(inspection: Inspection, name: str) -> bool:
-    tensors = inspection.checkpoint.tensors
-    return quantised_twin(in_file(inspection, name), tensors) is not None
 
 
 # Say whether a loader that reads every file with a matching name finds the weights of a directory.

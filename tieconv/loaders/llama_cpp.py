@@ -21,6 +21,7 @@ from tieconv.text import in_words, shown
 _LOADER = "llama.cpp"
 _CONVERTER = "llama.cpp's converter"
 _PATTERNS = ("model*.safetensors", "pytorch_model*.bin")
+_SHARES = "llama.cpp uses token_embd.weight for both"
 
 
 def load(inspection: Inspection) -> Loaded:
@@ -41,17 +42,17 @@ def load(inspection: Inspection) -> Loaded:
     refusal = names_refused(inspection, treatment, pair, stored=bool(embeddings), dropped=dropped)
     if refusal is not None:
         return stopped(_LOADER, refusal)
-    written = pair.has_head and not dropped
     refusal = rows_refused(inspection, pair, embeddings[0], dropped=dropped)
     if refusal is not None:
         return stopped(_LOADER, refusal)
+    written = pair.has_head and not dropped
     model = evidence.PairModel(_LOADER, inspection, pair, has_bias=not treatment.isdisjoint({"bias", "needs bias"}))
     if written:
         remark = f"the converter writes {shown(pair.head)} as output.weight, with any tie flag"
         # The converter drops an equal head. Without a comparison, the model is not known.
         loaded = model.untied(remark=remark, if_differ="converter drops equal" in treatment)
     else:
-        loaded = model.tied(embeddings[0], remark="llama.cpp uses token_embd.weight for both")
+        loaded = model.tied(embeddings[0], remark=_SHARES)
     values = dict.fromkeys((pair.embedding, *embeddings), Parameter(embeddings[0], pair.embedding))
     shared = values if written else dict.fromkeys((*values, pair.head), values[pair.embedding])
     return replace(loaded, parameters={**loaded.parameters, **shared})
@@ -63,18 +64,13 @@ def _gguf(inspection: Inspection) -> Loaded:
         return stopped(_LOADER, unknown("the file holds no tensors"))
     architecture, pair = inspection.family.architecture, evidence.head_pair(inspection)
     if head_rule(architecture) is None or pair is None:
-        return stopped(
-            _LOADER, unknown(f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}")
-        )
+        sentence = f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}"
+        return stopped(_LOADER, unknown(sentence))
     model = evidence.PairModel(_LOADER, inspection, pair, has_bias=True)
     error = load_error(architecture, pair.head, stored=pair.has_head)
     if error is not None:
         return stopped(_LOADER, Refusal(Cause.NAMES, error))
-    return (
-        model.untied()
-        if pair.has_head
-        else model.tied(pair.embedding, remark="llama.cpp uses token_embd.weight for both")
-    )
+    return model.untied() if pair.has_head else model.tied(pair.embedding, remark=_SHARES)
 
 
 def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:
@@ -105,17 +101,8 @@ def _dropped(inspection: Inspection, treatment: Treatment, pair: evidence.Pair) 
     return "converter drops" in treatment or ("converter drops equal" in treatment and pair.same is True)
 
 
-CONSUMERS = (
-    Consumer(
-        "llama.cpp",
-        "2026",
-        since=(0,),
-        cited="llama.cpp as in llama-cpp-python 0.3.36, conversion/ and src/models/; ggml-org/llama.cpp#5824, #12567",
-        load=load,
-        ran=("0.3.36",),
-        own_rows=True,
-    ),
-)
+_SOURCE = "llama.cpp as in llama-cpp-python 0.3.36, conversion/ and src/models/; ggml-org/llama.cpp#5824, #12567"
+CONSUMERS = (Consumer(_LOADER, "2026", since=(0,), cited=_SOURCE, load=load, ran=("0.3.36",), own_rows=True),)
 
 
 # Say which names and shapes of a checkpoint llama.cpp's converter and libllama refuse.
@@ -165,11 +152,8 @@ def names_refused(
 
 def rows_refused(inspection: Inspection, pair: evidence.Pair, embedding: str, *, dropped: bool) -> Refusal | None:
     """Return the refusal of a table in the GGUF without one row for each token. A head may be ``dropped``."""
-    rows, head_rows = (
-        evidence.row_count(inspection, embedding),
-        evidence.row_count(inspection, pair.head) if pair.has_head else 0,
-    )
-    if pair.has_head and not dropped and head_rows != rows:
+    rows = evidence.row_count(inspection, embedding)
+    if pair.has_head and not dropped and (head_rows := evidence.row_count(inspection, pair.head)) != rows:
         sentence = f"{shown(pair.head)} has {head_rows} rows, and {shown(embedding)} has {rows}"
         return Refusal(Cause.SHAPES, sentence, (pair.head, embedding))
     multiple = release_tables.by_type(_RELEASE, "vocabulary multiple").get(converted_class(inspection))

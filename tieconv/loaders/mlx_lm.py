@@ -108,26 +108,15 @@ def _head_refused(inspection: Inspection, kind: str, pair: evidence.Pair, tied: 
     return None
 
 
-CONSUMERS = (
-    Consumer(
-        "mlx-lm",
-        "<0.32",
-        since=(0, 28),
-        before=(0, 32),
-        cited="mlx-lm 0.28.4, mlx_lm/utils.py, load_model and mlx_lm/models/",
-        load=partial(load, release="0.28"),
-        ran=("0.28.4",),
-        own_rows=True,
-    ),
-    Consumer(
-        "mlx-lm",
-        "0.32",
-        since=(0, 32),
-        cited="mlx-lm 0.32.2, mlx_lm/utils.py, load_model and mlx_lm/models/; ml-explore/mlx-lm#1298",
-        load=partial(load, release="0.32"),
-        ran=("0.32.2",),
-        own_rows=True,
-    ),
+_READ = "mlx_lm/utils.py, load_model and mlx_lm/models/"
+_RELEASES = (
+    ("<0.32", "0.28", (0, 28), (0, 32), "0.28.4", f"mlx-lm 0.28.4, {_READ}"),
+    ("0.32", "0.32", (0, 32), None, "0.32.2", f"mlx-lm 0.32.2, {_READ}; ml-explore/mlx-lm#1298"),
+)
+"""Each version, the release of its tables, its range, the release that ran, and its source."""
+CONSUMERS = tuple(
+    Consumer(_LOADER, version, since, cited, partial(load, release=release), before, own_rows=True, ran=(ran,))
+    for version, release, since, before, ran, cited in _RELEASES
 )
 
 

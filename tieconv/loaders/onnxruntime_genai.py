@@ -125,13 +125,5 @@ def _shared(loaded: Loaded, pair: Pair) -> Loaded:
     )
 
 
-CONSUMERS = (
-    Consumer(
-        "onnxruntime-genai",
-        "0.18",
-        since=(0, 18),
-        cited="onnxruntime-genai 0.18.0, models/builder.py and builders/base.py; microsoft/onnxruntime-genai#2306",
-        load=load,
-        ran=("0.18.0",),
-    ),
-)
+_SOURCE = "onnxruntime-genai 0.18.0, models/builder.py and builders/base.py; microsoft/onnxruntime-genai#2306"
+CONSUMERS = (Consumer(_LOADER, "0.18", since=(0, 18), cited=_SOURCE, load=load, ran=("0.18.0",)),)

@@ -24,7 +24,8 @@ from tieconv.loaders import safetensors_load_model as safetensors
 from tieconv.loaders.interface import Consumer, Version
 from tieconv.text import close, shown
 
-_V4, _V5 = "tie_weights and _load_pretrained_model", "PreTrainedModel.tie_weights"
+_FILE = "src/transformers/modeling_utils.py"
+_V4, _V5 = f"{_FILE}, tie_weights and _load_pretrained_model", f"{_FILE}, PreTrainedModel.tie_weights"
 _TRANSFORMERS = (
     ("4.48", (4, 45), (4, 49), "4.48.3", _V4, partial(transformers4.load, version="4.48")),
     ("4.57", (4, 49), (5, 0), "4.57.6", _V4, partial(transformers4.load, version="4.57")),
@@ -35,15 +36,7 @@ _TRANSFORMERS = (
 
 CONSUMERS: tuple[Consumer, ...] = (
     *(
-        Consumer(
-            "transformers",
-            version,
-            since=since,
-            before=before,
-            cited=f"transformers {ran}, src/transformers/modeling_utils.py, {function}",
-            load=load,
-            ran=(ran,),
-        )
+        Consumer("transformers", version, since, f"transformers {ran}, {function}", load, before, ran=(ran,))
         for version, since, before, ran, function, load in _TRANSFORMERS
     ),
     *safetensors.CONSUMERS,

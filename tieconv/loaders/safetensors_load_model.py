@@ -88,13 +88,5 @@ def _missing(names: list[str]) -> Iterator[Refusal]:
         yield missing(names)
 
 
-CONSUMERS = (
-    Consumer(
-        "safetensors",
-        "0.8",
-        since=(0, 4),
-        cited="safetensors 0.8.0, safetensors/torch.py, load_model",
-        load=load,
-        ran=("0.8.0",),
-    ),
-)
+_SOURCE = "safetensors 0.8.0, safetensors/torch.py, load_model"
+CONSUMERS = (Consumer("safetensors", "0.8", since=(0, 4), cited=_SOURCE, load=load, ran=("0.8.0",)),)

@@ -117,10 +117,7 @@ class _Tables:
         untied = self.model.untied()
         if self.kind[0] == "copies" and not pair.has_head and pair.has_embedding:
             return replace(untied, parameters={**untied.parameters, pair.head: Parameter(pair.embedding, pair.head)})
-        if self._skips:
-            head = Parameter(None, pair.head, self.model.absence)
-            return replace(untied, parameters={**untied.parameters, pair.head: head})
-        return untied
+        return self.model.without_head() if self._skips else untied
 
     def refusals(self, loaded: Loaded) -> Iterator[Refusal]:
         """Yield why SGLang fails at the config or at a stored name."""
@@ -133,11 +130,7 @@ class _Tables:
             stored += evidence.stored_bias(inspection)
         if stored and "strict" in self.kind:
             yield Refusal(Cause.NAMES, f"{_LOADER}'s class has no parameter for {shown(stored[0])}", stored[:1])
-        read = {parameter.stored for parameter in loaded.parameters.values()} | set(loaded.in_order)
-        rows = {name: evidence.row_count(inspection, name) for name in (pair.embedding, pair.head) if name in read}
-        refusal = evidence.undeclared_rows(inspection, rows)
-        if refusal is not None:
-            yield refusal
+        yield from self.model.undeclared_rows(loaded)
 
     @property
     def _tied(self) -> bool:
@@ -160,14 +153,5 @@ class _Tables:
         return bool(defaults.get(inspection.family.model_type, inspection.config.effective))
 
 
-CONSUMERS = (
-    Consumer(
-        _DATA,
-        "0.5",
-        since=(0, 5),
-        cited="sglang 0.5.23, sglang/srt/model_loader/loader.py and sglang/srt/models/, with transformers 5.19.0",
-        load=load,
-        own_rows=True,
-        ran=("0.5.23",),
-    ),
-)
+_SOURCE = "sglang 0.5.23, sglang/srt/model_loader/loader.py and sglang/srt/models/, with transformers 5.19.0"
+CONSUMERS = (Consumer(_DATA, "0.5", since=(0, 5), cited=_SOURCE, load=load, own_rows=True, ran=("0.5.23",)),)

@@ -50,20 +50,9 @@ def _pair(inspection: Inspection) -> evidence.Pair | Refusal:
     return known if isinstance(known, Refusal) else known[1]
 
 
+_ENGINE = "NVIDIA/TensorRT-LLM#3324, models/model_weights_loader.py, ModelWeightsLoader.update_key_mapping"
+_PYTORCH = "TensorRT-LLM, _torch/models/modeling_utils.py and checkpoints/hf/weight_mapper.py, should_skip_module"
 CONSUMERS = (
-    Consumer(
-        "tensorrt-llm",
-        "engine",
-        since=(0, 12),
-        before=(1, 0),
-        cited="NVIDIA/TensorRT-LLM#3324, models/model_weights_loader.py, ModelWeightsLoader.update_key_mapping",
-        load=engine,
-    ),
-    Consumer(
-        "tensorrt-llm",
-        "pytorch",
-        since=(1, 0),
-        cited="TensorRT-LLM, _torch/models/modeling_utils.py and checkpoints/hf/weight_mapper.py, should_skip_module",
-        load=pytorch,
-    ),
+    Consumer("tensorrt-llm", "engine", since=(0, 12), cited=_ENGINE, load=engine, before=(1, 0)),
+    Consumer("tensorrt-llm", "pytorch", since=(1, 0), cited=_PYTORCH, load=pytorch),
 )

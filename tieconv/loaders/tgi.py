@@ -34,12 +34,5 @@ def _refused(inspection: Inspection, pair: evidence.Pair) -> Refusal | None:
     return None if inspection.config.effective or pair.has_head else missing([pair.head])
 
 
-CONSUMERS = (
-    Consumer(
-        "text-generation-inference",
-        "3.x",
-        since=(3, 0),
-        cited="huggingface/text-generation-inference#2918; its flash_llama_modeling.py and flash_qwen2_modeling.py",
-        load=load,
-    ),
-)
+_SOURCE = "huggingface/text-generation-inference#2918; its flash_llama_modeling.py and flash_qwen2_modeling.py"
+CONSUMERS = (Consumer(_LOADER, "3.x", since=(3, 0), cited=_SOURCE, load=load),)

@@ -20,7 +20,7 @@ from tieconv.checkpoint.model_files import TWO_FORMATS, Layout
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.interface import Consumer
-from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, stopped, unknown
+from tieconv.loaders.loaded import Absence, Cause, Loaded, Refusal, stopped, unknown
 from tieconv.loaders.transformers5 import flag_refusals, load_dtype
 from tieconv.text import shown
 
@@ -111,31 +111,19 @@ def _wrong_size(inspection: Inspection, rule: tuple[str, int, str] | None) -> Re
     return Refusal(Cause.CONFIG, sentence)
 
 
-CONSUMERS = (
-    Consumer(
-        "vllm",
-        "<0.29",
-        since=(0, 6),
-        before=(0, 29),
-        cited="vllm 0.28.0, vllm/model_executor/models/ and model_loader/default_loader.py; vllm-project/vllm#6758",
-        load=partial(load, release="0.28"),
-        own_rows=True,
-        ran=("0.28.0",),
-    ),
-    Consumer(
-        "vllm",
-        ">=0.29",
-        since=(0, 29),
-        cited="vllm 0.29.0 and 0.33.0, vllm/config/model.py, maybe_untie_word_embeddings; vllm-project/vllm#51665",
-        load=partial(load, release="0.33"),
-        own_rows=True,
-        ran=("0.32.0",),
-    ),
+_READ_028 = "vllm 0.28.0, vllm/model_executor/models/ and model_loader/default_loader.py; vllm-project/vllm#6758"
+_READ_033 = "vllm 0.29.0 and 0.33.0, vllm/config/model.py, maybe_untie_word_embeddings; vllm-project/vllm#51665"
+_RELEASES = (
+    ("<0.29", "0.28", (0, 6), (0, 29), ("0.28.0",), _READ_028),
+    (">=0.29", "0.33", (0, 29), None, ("0.32.0",), _READ_033),
+    (_OLD, _OLD, (0, 5, 3), (0, 5, 4), (), _READ),
 )
-OLD = replace(
-    CONSUMERS[0], version=_OLD, since=(0, 5, 3), before=(0, 5, 4), cited=_READ, load=partial(load, release=_OLD), ran=()
+"""Each version, the release of its tables, its range, the releases that ran, and its source."""
+*CONSUMERS, OLD = (
+    Consumer("vllm", version, since, cited, partial(load, release=release), before, own_rows=True, ran=ran)
+    for version, release, since, before, ran, cited in _RELEASES
 )
-"""A release that only its exact version selects."""
+"""All releases, and one that only its exact version selects."""
 
 
 # Say which stored tensors vLLM's embedding and head get, by the kind of the class and the tie flag.
@@ -165,7 +153,8 @@ class Tables:
         """Return the model before 0.29: the tie flag decides."""
         tied = self._flag
         if self.kind.startswith("own"):
-            return self._checked(self._without_head() if "skips" in self.kind and tied else self.model.untied(), tied)
+            skips = "skips" in self.kind and tied
+            return self._checked(self.model.without_head() if skips else self.model.untied(), tied)
         if not tied and not self._always:
             return self._checked(self.model.untied(), tied)
         pair = self.model.pair
@@ -231,11 +220,6 @@ class Tables:
             return model.tied(pair.embedding)
         return model.tied_after_loading(remark=f"they are equal only in {dtype}, the type that --dtype auto selects")
 
-    def _without_head(self) -> Loaded:
-        """Return two parameters, the head without its stored values."""
-        loaded, head = self.model.untied(), self.model.pair.head
-        return replace(loaded, parameters={**loaded.parameters, head: Parameter(None, head, self.model.absence)})
-
     def _checked(self, loaded: Loaded, tied: bool) -> Loaded:
         """Return ``loaded``, or the reason why vLLM fails. ``tied`` is the flag when vLLM builds the class."""
         refusal = next(self._refusals(loaded, tied), None)
@@ -249,12 +233,7 @@ class Tables:
         stored = (*((pair.head,) if pair.has_head else ()), *evidence.stored_bias(self.model.inspection))
         if stored and "refuses" in self.kind:
             yield Refusal(Cause.NAMES, f"vLLM's class has no parameter for {shown(stored[0])}", stored[:1])
-        read = {parameter.stored for parameter in loaded.parameters.values()} | set(loaded.in_order)
-        inspection = self.model.inspection
-        tables = {name: evidence.row_count(inspection, name) for name in (pair.embedding, pair.head) if name in read}
-        rows = evidence.undeclared_rows(inspection, tables)
-        if rows is not None:
-            yield rows
+        yield from self.model.undeclared_rows(loaded)
 
 
 def _equal(inspection: Inspection, first: str, second: str, dtype: str | None) -> bool | None:
