@@ -23,7 +23,7 @@ from tieconv.checkpoint.quantised_matrix import (
 )
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence, remedies
-from tieconv.checks.evidence import rule
+from tieconv.checks.evidence import Rule, rule
 from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.registry import consumer
 from tieconv.loaders.release_tables import MLX, TRANSFORMERS
@@ -41,6 +41,13 @@ def first_faults(inspection: Inspection, kind: FaultKind) -> Iterator[tuple[Quan
 def noun(matrix: QuantisedMatrix) -> str:
     """Return the role of a matrix in words."""
     return "input embedding" if matrix.role == EMBEDDING else "output head"
+
+
+def faulty(broken: Rule, inspection: Inspection, kind: FaultKind, follows: str) -> Iterator[Finding]:
+    """Yield a finding for each quantised matrix with a fault of this kind; ``follows`` has a place for its role."""
+    for matrix, fault in first_faults(inspection, kind):
+        message = f"{fault.reason}. {follows.format(noun(matrix))}"
+        yield broken.finding(message, fault.tensors, level=evidence.certain(inspection, Level.ERROR))
 
 
 LOADED_UNTIED = ("compressed-tensors pack-quantized", "MLX", "bitsandbytes")
@@ -145,13 +152,7 @@ def codes_without_scales(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     Restore the scales from the original files, or quantise again. tieconv cannot compute the scales.
     """
-    # Yield a finding for each matrix that lacks scales.
-    for matrix, fault in first_faults(inspection, FaultKind.NO_SCALES):
-        yield codes_without_scales.finding(
-            f"{fault.reason}. Without the scales the {noun(matrix)} has no values.",
-            fault.tensors,
-            level=evidence.certain(inspection, Level.ERROR),
-        )
+    return faulty(codes_without_scales, inspection, FaultKind.NO_SCALES, "Without the scales the {} has no values.")
 
 
 @rule("QNT003", "scales-without-codes", Level.ERROR)
@@ -205,13 +206,7 @@ def part_shapes(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     Take the parts and the config from one run of the quantiser, or quantise again.
     """
-    # Yield a finding for the first part of each matrix that does not fit.
-    for matrix, fault in first_faults(inspection, FaultKind.SHAPE):
-        yield part_shapes.finding(
-            f"{fault.reason}. Loaders refuse the {noun(matrix)} or read wrong values.",
-            fault.tensors,
-            level=evidence.certain(inspection, Level.ERROR),
-        )
+    return faulty(part_shapes, inspection, FaultKind.SHAPE, "Loaders refuse the {} or read wrong values.")
 
 
 @rule("QNT005", "missing-zero-points", Level.ERROR)
@@ -235,13 +230,7 @@ def missing_zero_points(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     Restore the zero points from the original files, or quantise again. If the codes are symmetric, correct the config.
     """
-    # Yield a finding for each matrix that lacks zero points.
-    for matrix, fault in first_faults(inspection, FaultKind.NO_ZERO_POINTS):
-        yield missing_zero_points.finding(
-            f"{fault.reason}. The values of the {noun(matrix)} are unknown.",
-            fault.tensors,
-            level=evidence.certain(inspection, Level.ERROR),
-        )
+    return faulty(missing_zero_points, inspection, FaultKind.NO_ZERO_POINTS, "The values of the {} are unknown.")
 
 
 _WORDS = {

@@ -9,7 +9,7 @@ from tieconv.architectures.stored_names import unexplained, unwrapping
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution, Checkpoint, Layout
+from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Checkpoint, Layout
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence
@@ -37,9 +37,8 @@ def retie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | 
     """
     if inspection.checkpoint.format == "gguf":
         checkpoint = inspection.checkpoint
-        blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
         ties = head_rule(inspection.family.architecture) == TIES and all(map(_is_equal, inspection.ties))
-        if blocked or not ties or checkpoint.layout is Layout.SHARDED:
+        if _blocked(checkpoint) or not ties or checkpoint.layout is Layout.SHARDED:
             return None
         return _over_formats(checkpoint, "retie", checkpoint.source, safe=safe)
     merged = filter(is_merged, inspection.ties)
@@ -54,16 +53,9 @@ def retie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | 
 def of_parts(inspection: Inspection, verb: str) -> Remedy | None:
     """Return a command for a quantised embedding and head; ``None`` if it would refuse the files or the class."""
     checkpoint, source = inspection.checkpoint, _source(inspection)
-    blocked = checkpoint.read_only or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
     known = inspection.family.knowledge is Knowledge.TABLE and not inspection.family.unflippable
-    if (
-        source is None
-        or blocked
-        or unexplained(inspection)
-        or not known
-        or checkpoint.config is None
-        or not flag_is_storage(inspection)
-    ):
+    blocked = checkpoint.read_only or _blocked(checkpoint) or checkpoint.config is None
+    if source is None or blocked or unexplained(inspection) or not known or not flag_is_storage(inspection):
         return None
     return _over_formats(checkpoint, verb, source, safe=False)
 
@@ -90,7 +82,7 @@ def resize(inspection: Inspection, *, safe: bool, **options: object) -> Remedy |
     It refuses a model without config, quantised tables, and names that share a storage.
     """
     checkpoint, source = inspection.checkpoint, _source(inspection)
-    blocked = checkpoint.read_only or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
+    blocked = checkpoint.read_only or _blocked(checkpoint)
     aliased = any(member.state is State.ALIASED for tie in inspection.ties for member in tie.members)
     if source is None or blocked or aliased or checkpoint.config is None or checkpoint.layout is Layout.FILE:
         return None
@@ -116,7 +108,7 @@ def add_format(inspection: Inspection, *, safe: bool) -> Remedy | None:
     checkpoint, source = inspection.checkpoint, _source(inspection)
     if checkpoint.layout is Layout.SHARDED:
         return reindex(inspection, add_format=True, safe=safe)
-    if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
+    if source is None or _blocked(checkpoint):
         return None
     return _over_formats(checkpoint, "reindex", source, safe=safe, add_format=True)
 
@@ -124,8 +116,8 @@ def add_format(inspection: Inspection, *, safe: bool) -> Remedy | None:
 def strip_prefix(inspection: Inspection) -> Remedy | None:
     """Return `tieconv reindex --strip-prefix`, which changes only names; ``None`` if it would refuse."""
     checkpoint, source = inspection.checkpoint, _source(inspection)
-    blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
-    if source is None or blocked or checkpoint.format not in _INDEXED or not unwrapping(checkpoint.tensors):
+    unwraps = checkpoint.format in _INDEXED and unwrapping(checkpoint.tensors)
+    if source is None or _blocked(checkpoint) or not unwraps:
         return None
     return _over_formats(checkpoint, "reindex", source, safe=True, strip_prefix=True)
 
@@ -142,9 +134,7 @@ def convert(inspection: Inspection, to: str = "") -> Remedy | None:
 def dedup(inspection: Inspection) -> Remedy | None:
     """Return `tieconv dedup`, which keeps every name and value; ``None`` if it would refuse."""
     checkpoint, source = inspection.checkpoint, _source(inspection)
-    if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
-        return None
-    return _over_formats(checkpoint, "dedup", source, safe=True)
+    return None if source is None or _blocked(checkpoint) else _over_formats(checkpoint, "dedup", source, safe=True)
 
 
 def merge(inspection: Inspection, tie: Tie) -> Remedy | None:
@@ -183,12 +173,8 @@ def _is_equal(tie: Tie) -> bool:
 
 def _remedy(inspection: Inspection, verb: str, *, safe: bool, **options: object) -> Remedy | None:
     source, names = _source(inspection), _names(inspection)
-    if (
-        source is None
-        or names is None
-        or not _may_be_planned(inspection)
-        or is_foreign(inspection.checkpoint.config_values)
-    ):
+    planned = _may_be_planned(inspection) and not is_foreign(inspection.checkpoint.config_values)
+    if source is None or names is None or not planned:
         return None
     # What a guess says is for the user to confirm: `check --fix` never applies it.
     return _over_formats(inspection.checkpoint, verb, source, safe=safe and not names, **names, **options)
@@ -209,8 +195,7 @@ def _may_be_planned(inspection: Inspection) -> bool:
     family, checkpoint = inspection.family, inspection.checkpoint
     return not (
         checkpoint.read_only
-        or checkpoint.special
-        or any(_blocks(caution) for caution in checkpoint.cautions)
+        or _blocked(checkpoint)
         or family.tying in (Tying.HEADLESS, Tying.NEVER)
         or family.unflippable
         or inspection.word_tie is None
@@ -219,9 +204,15 @@ def _may_be_planned(inspection: Inspection) -> bool:
     )
 
 
-def _blocks(caution: Caution) -> bool:
-    repeated_flag = caution.code == "config.repeated-key" and evidence.FLAG in caution.message
-    return (caution.code in BLOCKING and caution.code != TWO_FORMATS) or repeated_flag
+def _blocked(checkpoint: Checkpoint) -> bool:
+    """Return whether planners refuse the files: not all are regular, or a caution leaves open what the model is."""
+    codes = BLOCKING.keys() - {TWO_FORMATS}
+    repeated = (caution for caution in checkpoint.cautions if caution.code == "config.repeated-key")
+    return (
+        bool(checkpoint.special)
+        or any(caution.code in codes for caution in checkpoint.cautions)
+        or any(evidence.FLAG in caution.message for caution in repeated)
+    )
 
 
 def _is_plain(inspection: Inspection, tie: Tie) -> bool:
