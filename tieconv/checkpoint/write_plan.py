@@ -98,7 +98,7 @@ class Plan(Summarised):
     @property
     def bytes_read(self) -> int:
         """Bytes of source tensors in the changed files."""
-        return sum(bytes_taken(content) for file in self.weights for content in file.contents)
+        return sum(span.size for file in self.weights for content in file.contents for span in ranges(content))
 
     @property
     def bytes_linked(self) -> int:
@@ -446,13 +446,17 @@ def parts(content: Content | Padded) -> tuple[Content, ...]:
     return (content.range, content.tail) if isinstance(content, Padded) else (content,)
 
 
-def bytes_taken(content: Content | Padded) -> int:
-    """Return the bytes of the source that a content reads."""
-    if isinstance(content, (Zeros, InlineBytes)):
-        return 0
-    if isinstance(content, Averaged):
-        return content.range.size + content.second.size
-    return content.size if isinstance(content, ByteRange) else content.range.size
+def ranges(content: Content | Padded) -> tuple[ByteRange, ...]:
+    """Return the ranges of the source that a content is made from."""
+    match content:
+        case ByteRange():
+            return (content,)
+        case Averaged():
+            return content.range, content.second
+        case Zeros() | InlineBytes():
+            return ()
+        case _:
+            return (content.range,)
 
 
 @record

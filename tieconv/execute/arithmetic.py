@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checkpoint.write_plan import Averaged
 from tieconv.errors import RefusedError
-from tieconv.execute.copy import read_full
+from tieconv.execute.copy import read_blocks
 from tieconv.text import Hint, option, shown
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ def averaged_blocks(sources: tuple[int, int], content: Averaged) -> Iterator[tup
     """
     import numpy as np
 
-    for done in range(0, content.size, BLOCK):
-        blocks = [memoryview(bytearray(min(BLOCK, content.size - done))) for _ in sources]
-        for source, block, span in zip(sources, blocks, (content.range, content.second), strict=True):
-            read_full(source, block, span.start + done)
-        values = [floats(block, content.dtype) for block in blocks]
+    spans = zip(sources, (content.range, content.second), strict=True)
+    for (done, first), (_, second) in zip(
+        *(read_blocks(source, span.start, span.size, BLOCK) for source, span in spans), strict=True
+    ):
+        values = [floats(block, content.dtype) for block in (first, second)]
         for numbers, name in zip(values, content.names, strict=True):
             if not np.isfinite(numbers).all():
                 raise RefusedError(

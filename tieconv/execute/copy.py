@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,14 +67,19 @@ def _by_kernel(source: int, start: int, descriptor: int, offset: int, size: int,
 
 def by_hand(source: int, start: int, descriptor: int, offset: int, size: int, tick: Tick) -> None:
     """Copy ``size`` bytes through a buffer. Raises `UnreadableError` if ``source`` ends early."""
-    buffer = memoryview(bytearray(min(BLOCK, size)))
-    done = 0
-    while done < size:
-        block = buffer[: min(len(buffer), size - done)]
-        read_full(source, block, start + done)
+    for done, block in read_blocks(source, start, size):
         write_full(descriptor, block, offset + done)
-        done += len(block)
         tick(len(block))
+
+
+def read_blocks(source: int, start: int, size: int, step: int = BLOCK) -> Iterator[tuple[int, bytearray]]:
+    """Yield (offset from ``start``, bytes) of ``size`` bytes, ``step`` at a time, in a block that is reused."""
+    block = bytearray(min(step, size))
+    for done in range(0, size, step):
+        if size - done < len(block):
+            block = bytearray(size - done)
+        read_full(source, memoryview(block), start + done)
+        yield done, block
 
 
 def read_full(source: int, buffer: memoryview, start: int) -> None:
@@ -95,7 +100,7 @@ def name_of(descriptor: int) -> str:
         return "a source file"
 
 
-def write_full(descriptor: int, data: memoryview | bytes, offset: int) -> None:
+def write_full(descriptor: int, data: memoryview | bytes | bytearray, offset: int) -> None:
     """Write all of ``data``."""
     rest = memoryview(data)
     while rest:
@@ -105,12 +110,10 @@ def write_full(descriptor: int, data: memoryview | bytes, offset: int) -> None:
 
 def write_zeros(descriptor: int, offset: int, size: int, tick: Tick) -> None:
     """Write real zeros, so that the disk reserves the space now: a hole would not."""
-    zeros = bytes(min(BLOCK, size))
-    done = 0
-    while done < size:
-        block = memoryview(zeros)[: min(len(zeros), size - done)]
+    zeros = memoryview(bytes(min(BLOCK, size)))
+    for done in range(0, size, BLOCK):
+        block = zeros[: size - done]
         write_full(descriptor, block, offset + done)
-        done += len(block)
         tick(len(block))
 
 

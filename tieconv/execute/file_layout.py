@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, GgufHeader
-from tieconv.execute.copy import BLOCK, read_full
+from tieconv.execute.copy import read_blocks
 from tieconv.formats.safetensors import PAGE, encode_header
 from tieconv.sources.strided import row_major
 
@@ -147,11 +147,8 @@ def _saved(
 
 def checksum(descriptor: int, start: int, size: int) -> int:
     """Return the CRC-32 of written bytes."""
-    buffer = memoryview(bytearray(min(BLOCK, size)))
     crc = 0
-    for offset in range(0, size, BLOCK):
-        block = buffer[: min(BLOCK, size - offset)]
-        read_full(descriptor, block, start + offset)
+    for _, block in read_blocks(descriptor, start, size):
         crc = zlib.crc32(block, crc)
     return crc
 

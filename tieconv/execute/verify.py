@@ -18,7 +18,7 @@ from tieconv.checkpoint.weight_file import BITS, ByteRange, TensorRecord, Weight
 from tieconv.errors import RefusedError, StalePlanError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import tree, write
 from tieconv.execute.arithmetic import scaled
-from tieconv.execute.copy import BLOCK, Tick, read_full
+from tieconv.execute.copy import BLOCK, Tick, read_blocks, read_full
 from tieconv.execute.file_layout import Piece, checksum, file_layout, places
 from tieconv.execute.write import SCALE_BLOCK, Record, Shared, computed_blocks
 from tieconv.formats.safetensors import read_weight_file
@@ -65,18 +65,12 @@ class Verifier:
                 shift, source = span.start - start, sources.descriptor(span.file)
                 offset = first_difference(source, descriptor, unproved, shift, self.tick)
             case write_plan.Zeros(size):
-                offset = first_nonzero(descriptor, start, start + size, self.tick)
+                zeros = ((done, bytes(min(BLOCK, size - done))) for done in range(0, size, BLOCK))
+                offset = first_unlike_blocks(zeros, descriptor, start, self.tick)
             case write_plan.Scaled() as content:
                 offset = first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
-            case (
-                write_plan.Averaged()
-                | write_plan.InlineBytes()
-                | write_plan.Gathered()
-                | write_plan.Assembled() as content
-            ):
+            case content:
                 offset = first_unlike_blocks(computed_blocks(sources, content), descriptor, start, self.tick)
-            case _:
-                assert_never(piece.content)
         if offset is not None:
             tensor = _tensor_at(file, offset)
             _fail(file.name, f"tensor {shown(tensor)} differs from its source at byte {offset:,} of the file", "bytes")
@@ -264,12 +258,7 @@ def _blocks(descriptor: int, record: TensorRecord, step: int) -> Iterator[bytear
         view = write_plan.Gathered(record.range, record.dtype, record.shape, record.stride)
         yield from (block for _, block in write.blocks(descriptor, view))
         return
-    block = bytearray(min(step, record.range.size))
-    for offset in range(record.range.start, record.range.end, step):
-        if record.range.end - offset < len(block):
-            block = bytearray(record.range.end - offset)
-        read_full(descriptor, memoryview(block), offset)
-        yield block
+    yield from (block for _, block in read_blocks(descriptor, record.range.start, record.range.size, step))
 
 
 class _Survivors:
@@ -331,35 +320,9 @@ def first_difference(
 ) -> int | None:
     """Return the first offset in ``ranges`` of ``descriptor`` whose byte differs from ``source`` at ``shift`` more."""
     for start, end in ranges:
-        for offset, expected, actual in _lockstep(source, descriptor, start, end, shift, tick):
-            if expected != actual:
-                return offset + next(i for i, (a, b) in enumerate(zip(expected, actual, strict=True)) if a != b)
-    return None
-
-
-def _lockstep(
-    source: int, descriptor: int, start: int, end: int, shift: int, tick: Tick
-) -> Iterator[tuple[int, bytearray, bytearray]]:
-    """Yield blocks of both files, in two buffers that are reused."""
-    expected, actual = bytearray(min(BLOCK, end - start)), bytearray(min(BLOCK, end - start))
-    for offset in range(start, end, BLOCK):
-        if end - offset < len(actual):
-            expected, actual = bytearray(end - offset), bytearray(end - offset)
-        read_full(source, memoryview(expected), offset + shift)
-        read_full(descriptor, memoryview(actual), offset)
-        yield offset, expected, actual
-        tick(len(actual))
-
-
-def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | None:
-    """Return the first offset from ``start`` to ``end`` whose byte is not zero."""
-    zeros = bytes(BLOCK)
-    for offset in range(start, end, BLOCK):
-        actual = bytearray(min(BLOCK, end - offset))
-        read_full(descriptor, memoryview(actual), offset)
-        if actual != zeros[: len(actual)]:
-            return offset + next(i for i, byte in enumerate(actual) if byte)
-        tick(len(actual))
+        at = first_unlike_blocks(read_blocks(source, start + shift, end - start), descriptor, start, tick)
+        if at is not None:
+            return at
     return None
 
 
@@ -367,8 +330,10 @@ def first_unlike_blocks(
     expected: Iterable[tuple[int, bytes | bytearray]], descriptor: int, start: int, tick: Tick
 ) -> int | None:
     """Return the first offset that differs from ``expected``, blocks with their offset from ``start``."""
+    actual = bytearray()
     for done, block in expected:
-        actual = bytearray(len(block))
+        if len(actual) != len(block):
+            actual = bytearray(len(block))
         read_full(descriptor, memoryview(actual), start + done)
         if actual != block:
             return start + done + next(i for i, (a, b) in enumerate(zip(block, actual, strict=True)) if a != b)
@@ -378,14 +343,14 @@ def first_unlike_blocks(
 
 def first_unscaled(source: int, descriptor: int, start: int, content: write_plan.Scaled, tick: Tick) -> int | None:
     """Return the first written block that, scaled back, differs from its source; an exact product can be undone."""
-    for done in range(0, content.range.size, SCALE_BLOCK):
-        size = min(SCALE_BLOCK, content.range.size - done)
-        expected, actual = bytearray(size), bytearray(size)
-        read_full(source, memoryview(expected), content.range.start + done)
-        read_full(descriptor, memoryview(actual), start + done)
+    size = content.range.size
+    written = read_blocks(descriptor, start, size, SCALE_BLOCK)
+    for (done, expected), (_, actual) in zip(
+        read_blocks(source, content.range.start, size, SCALE_BLOCK), written, strict=True
+    ):
         if not _is_multiple(expected, actual, content.dtype, -content.exponent):
             return start + done
-        tick(size)
+        tick(len(actual))
     return None
 
 
@@ -470,7 +435,7 @@ def blame_source(plan: write_plan.Plan, root: Path) -> None:
 
 
 def _check_files(plan: write_plan.Plan, root: Path, stored_spans: set[ByteRange], linked: bool) -> None:
-    used = {name for output in plan.weights for name in _sources(output)}
+    used = {span.file for output in plan.weights for content in output.contents for span in write_plan.ranges(content)}
     changed = {*(output.name for output in plan.weights), *plan.removed}
     with open_files(root) as sources:
         for file in plan.checkpoint.files:
@@ -481,17 +446,6 @@ def _check_files(plan: write_plan.Plan, root: Path, stored_spans: set[ByteRange]
                         continue
                     if crc != checksum(sources.descriptor(file.name), span.start, span.size):
                         raise damaged(file, storage)
-
-
-def _sources(output: write_plan.OutputWeights) -> Iterator[str]:
-    """Yield the source files of a written file's contents."""
-    for content in output.contents:
-        if isinstance(content, ByteRange):
-            yield content.file
-        elif not isinstance(content, write_plan.Zeros | write_plan.InlineBytes):
-            yield content.range.file
-        if isinstance(content, write_plan.Averaged):
-            yield content.second.file
 
 
 def _source_spans(output: write_plan.OutputWeights) -> Iterator[ByteRange]:

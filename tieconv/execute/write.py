@@ -124,20 +124,13 @@ class Writer:
                     shared += self._copy(files, span, descriptor, offset, tick)
                 case write_plan.Zeros(size):
                     copy.write_zeros(descriptor, offset, size, self.tick)
-                case (
-                    write_plan.Scaled()
-                    | write_plan.Averaged()
-                    | write_plan.InlineBytes()
-                    | write_plan.Gathered()
-                    | write_plan.Assembled() as content
-                ):
-                    for name in _source_files(content):
-                        self._open(files, name)
+                case content:
+                    chunks = content.chunks if isinstance(content, write_plan.Assembled) else ()
+                    for span in [chunk.range for chunk in chunks] or write_plan.ranges(content):
+                        self._open(files, span.file)
                     for done, block in computed_blocks(files, content):
                         copy.write_full(descriptor, memoryview(block), offset + done)
                         self.tick(len(block))
-                case _:
-                    assert_never(piece.content)
         for offset, literal in whole.literals(descriptor):
             copy.write_full(descriptor, literal, offset)
         return shared
@@ -272,28 +265,12 @@ BLOCK = 4 * 1024 * 1024
 Computed = write_plan.Scaled | write_plan.Averaged | write_plan.InlineBytes | write_plan.Gathered | write_plan.Assembled
 
 
-def _source_files(content: Computed) -> set[str]:
-    """Return the names of the files that a content is made from."""
-    match content:
-        case write_plan.Averaged():
-            return {content.range.file, content.second.file}
-        case write_plan.Assembled():
-            return {chunk.range.file for chunk in content.chunks}
-        case write_plan.Scaled() | write_plan.Gathered():
-            return {content.range.file}
-        case write_plan.InlineBytes():
-            return set()
-    assert_never(content)
-
-
 def computed_blocks(files: FileSet, content: Computed) -> Iterator[tuple[int, bytes | bytearray]]:
     """Yield (offset, bytes) of a content, block by block. The next block may overwrite the bytes."""
     match content:
         case write_plan.Scaled():
             source = files.descriptor(content.range.file)
-            for done in range(0, content.range.size, SCALE_BLOCK):
-                block = memoryview(bytearray(min(SCALE_BLOCK, content.range.size - done)))
-                copy.read_full(source, block, content.range.start + done)
+            for done, block in copy.read_blocks(source, content.range.start, content.range.size, SCALE_BLOCK):
                 yield done, scaled(block, content.dtype, content.exponent)
         case write_plan.Averaged():
             pair = files.descriptor(content.range.file), files.descriptor(content.second.file)
