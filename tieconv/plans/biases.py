@@ -8,7 +8,6 @@ from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import Choice
-from tieconv.checkpoint.write_plan import AllZero
 from tieconv.plans.build import ALIKE
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, refuse
@@ -30,12 +29,6 @@ def apply(edits: Edits, inspection: Inspection, choice: BiasChoice, *, tied: boo
     if choice is BiasChoice.STRIP:
         return _strip(edits, inspection)
     return ()
-
-
-def dropped(edits: Edits) -> tuple[str, ...]:
-    """Return the all-zero biases that the plan drops only to save bytes."""
-    zeros = (proof.tensor.name for proof in edits.proofs if isinstance(proof, AllZero))
-    return tuple(name for name in zeros if name in edits.drops)
 
 
 def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:

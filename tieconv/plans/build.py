@@ -14,8 +14,8 @@ from tieconv.checkpoint.model_files import TWO_FORMATS, Checkpoint, Layout
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.loaders.load import TRANSFORMERS_4, load
 from tieconv.loaders.loaded import Cause
-from tieconv.plans.config import set_flag
-from tieconv.plans.edits import Edits, files_of, with_text
+from tieconv.plans.config import Document, set_flag
+from tieconv.plans.edits import Edits, files_of, stored, with_text
 from tieconv.plans.guards import again, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Notes, described, judged
 from tieconv.text import count, shown
@@ -32,21 +32,19 @@ def build(
     command: str,
     inspection: Inspection,
     edits: Edits,
-    *,
     tied: bool | None,
     promises: write_plan.Promises,
-    options: Mapping[str, str | None],
-    notes: Notes,
-    document: tuple[write_plan.OutputText | None, tuple[write_plan.SetConfig | write_plan.DropConfig, ...]]
-    | None = None,
-    spared: Collection[str] = (),
+    *,
+    options: Mapping[str, str | None] = {},
+    notes: Notes = (),
+    document: Document | None = None,
+    spared: Collection[str] | None = None,
     forced: bool = False,
 ) -> write_plan.Plan:
     """Return the plan of ``edits`` with the flag set to ``tied``, after `judged` has accepted it.
 
     With ``tied`` ``None`` the flag does not change. ``document`` is the config with all changes, if others than the
-    flag's are due.
-    `judged` describes ``spared`` and ``forced``. Raises `RefusedError`.
+    flag's are due. `judged` describes ``spared``, the zeros by default, and ``forced``. Raises `RefusedError`.
     """
     checkpoint = inspection.checkpoint
     text, changes = document or ((None, ()) if tied is None else set_flag(inspection, tied))
@@ -80,6 +78,7 @@ def build(
         promises, note = give_prefix(inspection, edits, promises)
         plan, notes = drafted(promises), (*notes, note)
         after = described(inspection, plan)
+    spared = edits.dropped_zeros if spared is None else spared
     plan = judged(plan, inspection, after, notes, spared=spared, forced=forced)
     return replace(plan, notes=(*plan.notes, *_advice(inspection, tied, bool(changes))))
 
@@ -140,9 +139,9 @@ def still_stored(ties: Iterable[Tie], edits: Edits) -> tuple[Tie, ...]:
 
 def promise(tie: Tie, declared: bool | None, after: Collection[str]) -> write_plan.TiePromise:
     """Return the promise that the config declares the group so, and that of its names those in ``after`` are stored."""
-    names = {member.name: member.name in after for member in tie.members}
-    stored, absent = (tuple(name for name, there in names.items() if there is kind) for kind in (True, False))
-    return write_plan.TiePromise(tie.canonical, declared, stored, absent)
+    names = [member.name for member in tie.members]
+    there, absent = (tuple(name for name in names if (name in after) is kind) for kind in (True, False))
+    return write_plan.TiePromise(tie.canonical, declared, there, absent)
 
 
 def kept_promises(inspection: Inspection, ties: Iterable[Tie], after: Collection[str]) -> write_plan.Promises:
@@ -203,8 +202,7 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: write_plan.Promi
 
     for name in tensors:
         if name not in edits.drops and name not in edits.additions and to(name) != name:
-            renamed = edits.renames.get(name)
-            edits.renames[name] = write_plan.RenameTensor(name, to(renamed.to if renamed else name))
+            edits.renames[name] = to(edits.renames.get(name, name))
     edits.operations[:] = _operations(edits, to)
     edits.additions.update(
         {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
@@ -221,14 +219,12 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: write_plan.Promi
 
 def _operations(edits: Edits, to: Rename) -> Iterator[write_plan.Operation]:
     """Yield the operations with the new names. Operations that only rename come first."""
-    operations = tuple(
-        operation for operation in edits.operations if not isinstance(operation, write_plan.RenameTensor)
-    )
-    yield from edits.renames.values()
-    for operation in operations:
+    before = tuple(edits.operations)
+    yield from (write_plan.RenameTensor(name, renamed) for name, renamed in edits.renames.items())
+    for operation in before:
         if isinstance(operation, write_plan.CopyTensor | write_plan.FillTensor | write_plan.ScaleTensor):
             yield replace(operation, name=to(operation.name))
-        else:
+        elif not isinstance(operation, write_plan.RenameTensor):
             yield operation
 
 
@@ -274,10 +270,7 @@ def with_format(checkpoint: Checkpoint) -> tuple[write_plan.OutputWeights, ...]:
     return tuple(
         write_plan.OutputWeights(
             file.name,
-            tuple(
-                write_plan.OutputTensor(tensor.name, tensor.dtype, tensor.shape, tensor.range)
-                for tensor in file.tensors
-            ),
+            tuple(stored(tensor, tensor.name) for tensor in file.tensors),
             {**(file.metadata or {}), FORMAT: TORCH},
         )
         for file in checkpoint.files

@@ -18,18 +18,19 @@ class Edits:
     """The tensor edits of a planner. All other tensors stay as they are."""
 
     checkpoint: Checkpoint
-    drops: dict[str, write_plan.DropTensor] = field(default_factory=dict)
-    renames: dict[str, write_plan.RenameTensor] = field(default_factory=dict)
+    drops: set[str] = field(default_factory=set)
+    renames: dict[str, str] = field(default_factory=dict)
     additions: dict[str, tuple[write_plan.OutputTensor, str]] = field(default_factory=dict)
     operations: list[write_plan.Operation] = field(default_factory=list)
     trims: dict[tuple[str, str], write_plan.OutputStorage] = field(default_factory=dict)
     proofs: list[write_plan.Proof] = field(default_factory=list)
     kept_copies: set[str] = field(default_factory=set)
+    """The names to mark as kept copies in the metadata of their file, if the file has metadata."""
 
     def drop(self, name: str, because: str) -> None:
         """Leave a stored tensor out."""
-        self._record(write_plan.DropTensor(name, because))
-        self.drops[name] = write_plan.DropTensor(name, because)
+        self.operations.append(write_plan.DropTensor(name, because))
+        self.drops.add(name)
 
     def drop_equal(self, name: str, source: str, because: str, exponent: int = 0) -> None:
         """Leave out a stored tensor that is proved to be ``source`` times 2**``exponent``."""
@@ -48,46 +49,39 @@ class Edits:
 
     def rename(self, name: str, to: str) -> None:
         """Store a tensor under another name."""
-        self._record(write_plan.RenameTensor(name, to))
-        self.renames[name] = write_plan.RenameTensor(name, to)
+        self.operations.append(write_plan.RenameTensor(name, to))
+        self.renames[name] = to
 
     def copy(self, name: str, source: TensorRecord) -> None:
         """Store the bytes of ``source`` under ``name`` too."""
-        self._record(write_plan.CopyTensor(name, source.name))
-        self._add(write_plan.OutputTensor(name, source.dtype, source.shape, source.range, source.stride), source.name)
+        self._add(write_plan.CopyTensor(name, source.name), stored(source, name), source.name)
 
     def scale(self, name: str, source: TensorRecord, exponent: int) -> None:
         """Store ``source`` × 2**``exponent`` under ``name``."""
-        self._record(write_plan.ScaleTensor(name, source.name, exponent))
-        content = write_plan.Scaled(source.range, source.dtype, exponent)
-        self._add(write_plan.OutputTensor(name, source.dtype, source.shape, content, source.stride), source.name)
+        scaled = replace(stored(source, name), content=write_plan.Scaled(source.range, source.dtype, exponent))
+        self._add(write_plan.ScaleTensor(name, source.name, exponent), scaled, source.name)
 
     def fill(self, name: str, dtype: str, shape: tuple[int, ...], beside: str) -> None:
         """Store an all-zero tensor."""
         size = nbytes(dtype, shape)
         assert size is not None, dtype  # callers pass the dtype of a float matrix
-        self._record(write_plan.FillTensor(name, dtype, shape, beside))
-        self._add(write_plan.OutputTensor(name, dtype, shape, write_plan.Zeros(size)), beside)
+        zeros = write_plan.OutputTensor(name, dtype, shape, write_plan.Zeros(size))
+        self._add(write_plan.FillTensor(name, dtype, shape, beside), zeros, beside)
 
     def replace_content(self, name: str, source: TensorRecord) -> None:
         """Replace the bytes, dtype and shape of ``name`` by those of ``source``."""
-        home = self.checkpoint.tensors[name]
-        self._record(write_plan.CopyTensor(name, source.name))
-        copy = write_plan.OutputTensor(name, source.dtype, source.shape, source.range, source.stride)
-        self.additions[name] = (copy, home.name)
+        self._add(write_plan.CopyTensor(name, source.name), stored(source, name), name)
 
     def average(self, name: str, first: TensorRecord, second: TensorRecord) -> None:
         """Store under ``name`` the mean of two dense tensors with the same dtype and shape."""
-        self._record(write_plan.AverageTensor(name, first.name, second.name))
         content = write_plan.Averaged(first.range, second.range, first.dtype, (first.name, second.name))
-        self._add(write_plan.OutputTensor(name, first.dtype, first.shape, content), first.name)
+        mean = write_plan.OutputTensor(name, first.dtype, first.shape, content)
+        self._add(write_plan.AverageTensor(name, first.name, second.name), mean, first.name)
 
     def give(self, record: TensorRecord, data: bytes, because: str) -> None:
         """Replace the values of a tensor by ``data``, dense and in the same dtype."""
-        self._record(write_plan.SetTensor(record.name, because))
-        self._add(
-            write_plan.OutputTensor(record.name, record.dtype, record.shape, write_plan.InlineBytes(data)), record.name
-        )
+        output = write_plan.OutputTensor(record.name, record.dtype, record.shape, write_plan.InlineBytes(data))
+        self._add(write_plan.SetTensor(record.name, because), output, record.name)
 
     def resize(
         self, record: TensorRecord, shape: tuple[int, ...], row: bytes | None = None, *, zero_end: bool = True
@@ -98,7 +92,6 @@ class Edits:
         """
         size = nbytes(record.dtype, shape)
         assert size is not None, record.dtype  # callers pass dtypes of whole bytes
-        self._record(write_plan.ResizeTensor(record.name, record.shape, shape))
         start, end = record.range.start, record.range.end
         content = ByteRange(record.range.file, start, min(end, start + size))
         more = size - content.size
@@ -106,28 +99,19 @@ class Edits:
         if content.end < end and zero_end:
             cut = ByteRange(record.range.file, content.end, end)
             self.proofs.append(write_plan.AllZero(TensorRecord(record.name, record.dtype, (), cut)))
-        self.additions[record.name] = (
-            write_plan.OutputTensor(
-                record.name, record.dtype, shape, write_plan.Padded(content, tail) if more else content
-            ),
-            record.name,
-        )
-
-    def keep_copy(self, name: str) -> None:
-        """Mark ``name`` as a kept copy in the metadata of its file, if the file has metadata."""
-        self.kept_copies.add(name)
+        padded = write_plan.Padded(content, tail) if more else content
+        output = write_plan.OutputTensor(record.name, record.dtype, shape, padded)
+        self._add(write_plan.ResizeTensor(record.name, record.shape, shape), output, record.name)
 
     def share(self, name: str, source: TensorRecord) -> None:
         """Make ``name`` a view of the storage of ``source``. Both are in the same file."""
-        self._record(write_plan.ShareTensor(name, source.name))
         self._prove_equal(name, source.name)
-        view = write_plan.OutputTensor(name, source.dtype, source.shape, source.range, source.stride, self.home(source))
-        self.additions[name] = (view, name)
+        self._add(write_plan.ShareTensor(name, source.name), stored(source, name, self.home(source)), name)
 
     def trim(self, record: TensorRecord, storage: write_plan.OutputStorage, freed: int) -> None:
         """Write the storage of ``record`` without the ``freed`` bytes that no tensor uses."""
         assert record.storage is not None
-        self._record(write_plan.TrimStorage(record.name, freed))
+        self.operations.append(write_plan.TrimStorage(record.name, freed))
         self.trims[record.range.file, record.storage] = storage
 
     def home(self, record: TensorRecord) -> write_plan.OutputStorage | None:
@@ -138,17 +122,25 @@ class Edits:
         storage = next(each for each in file.storages if each.key == record.storage)
         return self.trims.get((file.name, storage.key)) or write_plan.OutputStorage(storage.range, storage.crc)
 
-    def _add(self, tensor: write_plan.OutputTensor, beside: str) -> None:
+    def _add(self, operation: write_plan.Operation, tensor: write_plan.OutputTensor, beside: str) -> None:
+        self.operations.append(operation)
         self.additions[tensor.name] = (tensor, beside)
 
-    def _record(self, operation: write_plan.Operation) -> None:
-        self.operations.append(operation)
+    @property
+    def dropped_zeros(self) -> tuple[str, ...]:
+        """The all-zero tensors that the plan drops only to save bytes."""
+        zeros = (proof.tensor.name for proof in self.proofs if isinstance(proof, write_plan.AllZero))
+        return tuple(name for name in zeros if name in self.drops)
 
     def after(self) -> set[str]:
         """Return the names that are stored after the edits."""
-        stored = {name for name in self.checkpoint.tensors if name not in self.drops}
-        renamed = {self.renames[name].to if name in self.renames else name for name in stored}
-        return renamed | set(self.additions)
+        left = (name for name in self.checkpoint.tensors if name not in self.drops)
+        return {self.renames.get(name, name) for name in left} | set(self.additions)
+
+
+def stored(record: TensorRecord, name: str, home: write_plan.OutputStorage | None = None) -> write_plan.OutputTensor:
+    """Return a tensor ``name`` with the bytes of ``record``, in the storage ``home``."""
+    return write_plan.OutputTensor(name, record.dtype, record.shape, record.range, record.stride, home)
 
 
 # Turn edits into the files to write, to link and to leave out, in any layout.
@@ -215,10 +207,10 @@ def _rewrite(
     mine = {tensor.name for tensor in file.tensors}
     # The names that the file will have.
     stays = {name for name in mine if name not in edits.drops and name not in additions}
-    names = {edits.renames[name].to if name in edits.renames else name for name in stays}
+    names = {edits.renames.get(name, name) for name in stays}
     metadata, changed = metadata_after(file, edits, names | {tensor.name for tensor, _ in additions.values()})
     trimmed = any(name == file.name for name, _ in edits.trims)
-    if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
+    if not (changed or additions or trimmed or mine & (edits.drops | edits.renames.keys())):
         return None
     storages = {storage.key: write_plan.OutputStorage(storage.range, storage.crc) for storage in file.storages}
     storages |= {key: storage for (name, key), storage in edits.trims.items() if name == file.name}
@@ -227,9 +219,8 @@ def _rewrite(
         if record.name in additions:
             tensors.append(additions[record.name][0])
         elif record.name not in edits.drops:
-            name = edits.renames[record.name].to if record.name in edits.renames else record.name
             home = storages[record.storage] if record.storage is not None else None
-            tensors.append(write_plan.OutputTensor(name, record.dtype, record.shape, record.range, record.stride, home))
+            tensors.append(stored(record, edits.renames.get(record.name, record.name), home))
         tensors += [
             tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
         ]
@@ -256,12 +247,11 @@ def _assemble(
     written = {output.name for output in weights} | {text.name for text in texts} | set(removed)
     links = {file.name: file.size for file in checkpoint.files}
     for document in (checkpoint.index, checkpoint.config):
-        if (
-            document is not None and checkpoint.layout is not Layout.FILE
-        ):  # a weight file given by itself is written without other files
+        # A weight file given by itself is written without other files.
+        if document is not None and checkpoint.layout is not Layout.FILE:
             links[document.name] = checkpoint.states[document.name].size
     links |= checkpoint.companions
-    touched = edits.drops.keys() | edits.renames.keys() | edits.additions.keys()
+    touched = edits.drops | edits.renames.keys() | edits.additions.keys()
     unchanged = tuple(write_plan.KeepTensor(name) for name in checkpoint.tensors if name not in touched)
     linked = tuple(write_plan.LinkFile(name, size) for name, size in sorted(links.items()) if name not in written)
     return Files(weights, texts, linked, removed, (*edits.operations, *unchanged))
@@ -340,8 +330,7 @@ def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Map
 def _mark_copies(file: WeightFile, edits: Edits, names: set[str], metadata: dict[str, str]) -> bool:
     """Record in ``metadata`` which ``names`` are kept copies. Return whether that changes the metadata."""
     before = weight_file.names_in(metadata)
-    renamed = {edits.renames[name].to if name in edits.renames else name for name in before}
-    after = (renamed | edits.kept_copies) & names
+    after = ({edits.renames.get(name, name) for name in before} | edits.kept_copies) & names
     if before == after:
         return False
     value = weight_file.entry(after) if after else None

@@ -17,7 +17,7 @@ from tieconv.loaders.registry import consumer
 from tieconv.loaders.release_tables import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build, still_stored
+from tieconv.plans.build import build, promise, still_stored
 from tieconv.plans.config import Document, config_with_flag, config_with_head, config_without_head, set_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, guard_flip, reads_false, scaling_exponent
@@ -187,18 +187,10 @@ def plan_quantised_retie(inspection: Inspection, *, bias: BiasChoice, force: boo
         document = config_without_head(inspection, name.removesuffix(".weight"))
     guard_lone_config(inspection, bool(document[1]))
     notes += biases.apply(edits, inspection, bias, tied=True)
-    tied = tuple(_promise(inspection, tie.canonical, name) for tie in still_stored(inspection.ties, edits) if tie.gated)
+    promises = Promises(True, _promised(inspection, edits, True), (embedding.role,))
+    options = {"bias": str(bias), "force": str(force).lower()}
     plan = build(
-        "retie",
-        inspection,
-        edits,
-        tied=True,
-        promises=Promises(True, tied, (embedding.role,)),
-        options={"bias": str(bias), "force": str(force).lower()},
-        notes=notes,
-        document=document,
-        spared=biases.dropped(edits),
-        forced=force,
+        "retie", inspection, edits, True, promises, options=options, notes=notes, document=document, forced=force
     )
     hint = Hint("accept it with: ", again(inspection, "retie", survivor="embed", force=True))
     return with_loader_notes(plan, inspection, without_head(tables), forced=force, hint=hint)
@@ -224,9 +216,9 @@ def _leaf(matrix: QuantisedMatrix, name: str) -> str:
     return name.removeprefix(matrix.name.removesuffix("weight"))
 
 
-def _promise(inspection: Inspection, canonical: str, head: str) -> TiePromise:
-    stored = (canonical,) if canonical in inspection.checkpoint.tensors else ()
-    return TiePromise(canonical, True, stored, (head,))
+def _promised(inspection: Inspection, edits: Edits, tied: bool) -> tuple[TiePromise, ...]:
+    after = edits.after()
+    return tuple(promise(tie, tied, after) for tie in still_stored(inspection.ties, edits) if tie.gated)
 
 
 def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag: bool) -> Plan:
@@ -253,23 +245,10 @@ def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag:
         tables = replace(tables, matrices=(*tables.matrices, head))
     guard_lone_config(inspection, bool(document[1]))
     notes = biases.apply(edits, inspection, bias, tied=False)
-    after = edits.after()
-    ties = tuple(
-        TiePromise(tie.canonical, False, tuple(each.name for each in tie.members if each.name in after), ())
-        for tie in still_stored(inspection.ties, edits)
-        if tie.gated
-    )
-    plan = build(
-        "untie",
-        inspection,
-        edits,
-        tied=False,
-        promises=Promises(False, ties, tuple(matrix.role for matrix in tables.matrices)),
-        options={"bias": str(bias), "keep_flag": "false"},
-        notes=notes,
-        document=document,
-        spared=biases.dropped(edits),
-    )
+    roles = tuple(matrix.role for matrix in tables.matrices)
+    promises = Promises(False, _promised(inspection, edits, False), roles)
+    options = {"bias": str(bias), "keep_flag": "false"}
+    plan = build("untie", inspection, edits, False, promises, options=options, notes=notes, document=document)
     return with_loader_notes(plan, inspection, tables, forced=False, hint="keep the model tied")
 
 

@@ -208,13 +208,5 @@ def _plan(
     command: str, inspection: Inspection, edits: Edits, notes: Notes, options: dict[str, str | None] | None = None
 ) -> Plan:
     """Return the plan of ``edits``; the config and the ties do not change."""
-    return build(
-        command,
-        inspection,
-        edits,
-        tied=None,
-        promises=kept_promises(inspection, still_stored(inspection.ties, edits), edits.after()),
-        options=options or {},
-        notes=notes,
-        spared=biases.dropped(edits),
-    )
+    promises = kept_promises(inspection, still_stored(inspection.ties, edits), edits.after())
+    return build(command, inspection, edits, None, promises, options=options or {}, notes=notes)

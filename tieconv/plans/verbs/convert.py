@@ -18,6 +18,7 @@ from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord
 from tieconv.formats.limits import MAX_TENSORS
 from tieconv.plans.build import kept_promises
+from tieconv.plans.edits import stored
 from tieconv.plans.guards import MANY_FOR_TORCH, again, guard_layout, guard_many, refuse
 from tieconv.plans.meaning import described, judged
 from tieconv.plans.verbs.dedup import shared_groups, trimmed
@@ -337,8 +338,8 @@ def _prefix(table: ChunkTable) -> str:
 
 def keep_tensor(checkpoint: Checkpoint, name: str) -> write_plan.Operation:
     """Return the operation on a tensor of the model, whose name may lose a prefix."""
-    stored = checkpoint.table.stored_names.get(name, name)
-    return write_plan.KeepTensor(name) if stored == name else write_plan.RenameTensor(stored, name)
+    before = checkpoint.table.stored_names.get(name, name)
+    return write_plan.KeepTensor(name) if before == name else write_plan.RenameTensor(before, name)
 
 
 def operations(checkpoint: Checkpoint) -> Iterator[write_plan.Operation]:
@@ -362,7 +363,7 @@ def proofs(checkpoint: Checkpoint, dropped: Mapping[str, str]) -> tuple[write_pl
 def dense(record: TensorRecord) -> write_plan.OutputTensor:
     """Return the tensor with its elements in row-major order; gathers a strided view."""
     if record.stride is None:
-        return write_plan.OutputTensor(record.name, record.dtype, record.shape, record.range)
+        return stored(record, record.name)
     content = write_plan.Gathered(record.range, record.dtype, record.shape, record.stride)
     return write_plan.OutputTensor(record.name, record.dtype, record.shape, content)
 
@@ -380,7 +381,7 @@ class Storages:
     def output(self, record: TensorRecord) -> write_plan.OutputTensor:
         """Return the tensor as a view of its storage."""
         home = None if record.storage is None else self.homes[record.range.file, record.storage]
-        return write_plan.OutputTensor(record.name, record.dtype, record.shape, record.range, record.stride, home)
+        return stored(record, record.name, home)
 
 
 def split_shards(tensors: Iterable[write_plan.OutputTensor], limit: int) -> Iterator[list[write_plan.OutputTensor]]:

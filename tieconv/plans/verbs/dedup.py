@@ -67,9 +67,7 @@ def plan_dedup(inspection: Inspection) -> Plan:
             else:
                 edits.drop(member.name, "it is empty")
     promises = kept_promises(inspection, inspection.ties, edits.after())
-    return build(
-        "dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes), spared=edits.drops
-    )
+    return build("dedup", inspection, edits, None, promises, notes=tuple(notes), spared=edits.drops)
 
 
 def _drop(edits: Edits, group: SharedGroup) -> list[str]:

@@ -256,12 +256,5 @@ def plan_strip_prefix(inspection: Inspection) -> Plan:
     for name, bare in changed.items():
         edits.rename(name, bare)
     why = f"{' and '.join(wrappers_of(changed))} left the prefix in {count(len(changed), 'name')}"
-    return build(
-        "reindex",
-        inspection,
-        edits,
-        tied=None,
-        promises=Promises(inspection.config.effective, ()),
-        options={"strip-prefix": "true"},
-        notes=(why,),
-    )
+    promises = Promises(inspection.config.effective, ())
+    return build("reindex", inspection, edits, None, promises, options={"strip-prefix": "true"}, notes=(why,))

@@ -60,16 +60,8 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     assert document is not None  # guarded
     changes = tuple(SetConfig(path, target, size, True) for path, size in sizes.items() if size != target)
     text = set_values(document.text, [(change.path.split("."), target) for change in changes])
-    return build(
-        "resize",
-        inspection,
-        edits,
-        tied=None,
-        promises=promises,
-        options=options,
-        notes=tuple(notes),
-        document=(OutputText(document.name, text), changes) if changes else None,
-    )
+    edited = (OutputText(document.name, text), changes) if changes else None
+    return build("resize", inspection, edits, None, promises, options=options, notes=tuple(notes), document=edited)
 
 
 def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict[str, int]) -> int:

@@ -14,12 +14,12 @@ from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import TensorRecord
-from tieconv.checkpoint.write_plan import NormFold, Plan, Promises, RetieForecast, TiePromise
+from tieconv.checkpoint.write_plan import NormFold, Plan, Promises, RetieForecast
 from tieconv.errors import RefusedError
 from tieconv.loaders.load import load, releases
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import EQUAL, build, still_stored
+from tieconv.plans.build import EQUAL, build, promise, still_stored
 from tieconv.plans.config import config_with_flag, set_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
@@ -67,20 +67,12 @@ def plan_retie(
     for tie in () if whole and loads_both(inspection.checkpoint.config_values) else ties:
         notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)
     notes += biases.apply(edits, inspection, bias, tied=True)
-    promises = Promises(True, tuple(_promise(edits, tie) for tie in still_stored(ties, edits)))
+    after = edits.after()
+    promises = Promises(True, tuple(promise(tie, True, after) for tie in still_stored(ties, edits)))
     options = {"bias": str(bias), "from": survivor and str(survivor), "force": str(force).lower()}
     options |= {"fold-norm": str(fold is not None).lower()}
-    return build(
-        "retie",
-        inspection,
-        edits,
-        tied=True,
-        promises=promises,
-        options=options,
-        notes=tuple(notes),
-        document=config_with_flag(inspection, True),
-        spared=biases.dropped(edits),
-    )
+    document = config_with_flag(inspection, True)
+    return build("retie", inspection, edits, True, promises, options=options, notes=tuple(notes), document=document)
 
 
 def forecast_retie(inspection: Inspection) -> RetieForecast:
@@ -239,13 +231,6 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
             before = Hint("move the factor into the last norm: ", again(inspection, "retie", fold_norm=True))
         hint = Hint(hint, "; ", before, "; or ", choose_values(inspection, "retie", "embed", "head", force=True))
     refuse(sentence, hint, "retie.not-equal")
-
-
-def _promise(edits: Edits, tie: Tie) -> TiePromise:
-    after = edits.after()
-    names = [member.name for member in tie.members if member.name != tie.canonical]
-    stored = (tie.canonical,) if tie.canonical in after else ()
-    return TiePromise(tie.canonical, True, stored, tuple(name for name in names if name not in after))
 
 
 def folded(

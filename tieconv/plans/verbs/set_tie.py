@@ -50,16 +50,9 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool) -> Plan:
     ties = tuple(promise(tie, tie.declared if always or not tie.gated else tied, stored) for tie in inspection.ties)
     promises = Promises(effective, ties)
     options = {"flag": str(flag), "force": str(force).lower()}
+    edits, document = Edits(inspection.checkpoint), config_with_flag(inspection, tied)
     plan = build(
-        "set-tie",
-        inspection,
-        Edits(inspection.checkpoint),
-        tied=tied,
-        promises=promises,
-        options=options,
-        notes=notes,
-        document=config_with_flag(inspection, tied),
-        forced=force,
+        "set-tie", inspection, edits, tied, promises, options=options, notes=notes, document=document, forced=force
     )
     tables = inspection.quantised_tables
     if tables is None:

@@ -13,7 +13,7 @@ from tieconv.loaders.llama_cpp import head_rule, load_error
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import ALIKE, EQUAL, build, still_stored
+from tieconv.plans.build import ALIKE, EQUAL, build, promise, still_stored
 from tieconv.plans.config import config_with_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
@@ -55,19 +55,11 @@ def plan_untie(inspection: Inspection, *, bias: BiasChoice = BiasChoice.KEEP, ke
     always = inspection.family.tying is Tying.ALWAYS
     tied = inspection.config.effective if keep_flag or always else False
     flag = None if keep_flag else False
-    promises = Promises(tied, tuple(_promise(edits, tie, tied) for tie in still_stored(inspection.ties, edits)))
+    after, ties = edits.after(), still_stored(inspection.ties, edits)
+    promises = Promises(tied, tuple(promise(tie, tied if tie.gated else True, after) for tie in ties))
     options = {"bias": str(bias), "keep_flag": str(keep_flag).lower()}
-    return build(
-        "untie",
-        inspection,
-        edits,
-        tied=flag,
-        promises=promises,
-        options=options,
-        notes=tuple(notes),
-        document=None if flag is None else config_with_flag(inspection, flag),
-        spared=biases.dropped(edits),
-    )
+    document = None if flag is None else config_with_flag(inspection, flag)
+    return build("untie", inspection, edits, flag, promises, options=options, notes=tuple(notes), document=document)
 
 
 def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int, keep_flag: bool) -> tuple[Note, ...]:
@@ -115,8 +107,7 @@ def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     if not copies:
         return ()
     if checkpoint.format == "safetensors" and all(file.metadata is not None for file in checkpoint.files):
-        for name in copies:
-            edits.keep_copy(name)
+        edits.kept_copies.update(copies)
         return ()
     return (
         "the file has no metadata that could mark the copy as wanted. "
@@ -145,12 +136,6 @@ def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) ->
         )
 
 
-def _promise(edits: Edits, tie: Tie, tied: bool) -> TiePromise:
-    after = edits.after()
-    names = (member.name for member in tie.members)
-    return TiePromise(tie.canonical, tied if tie.gated else True, tuple(name for name in names if name in after), ())
-
-
 # Plan to drop or add ``output.weight`` of a GGUF file, which is what ties or unties it in llama.cpp.
 def plan_gguf_retie(inspection: Inspection, *, bias: BiasChoice, forced: bool) -> Plan:
     """Return the plan that drops an ``output.weight`` whose type and bytes are those of ``token_embd.weight``.
@@ -170,7 +155,8 @@ def plan_gguf_retie(inspection: Inspection, *, bias: BiasChoice, forced: bool) -
             )
         _guard_architecture(inspection, head.name)
         edits.drop_equal(head.name, embedding, f"equal to {embedding}, byte for byte")
-    return _built("retie", inspection, edits, TiePromise(embedding, None, (embedding,), (head.name,)))
+    promises = Promises(True, (TiePromise(embedding, None, (embedding,), (head.name,)),))
+    return build("retie", inspection, edits, None, promises)
 
 
 def plan_gguf_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag: bool) -> Plan:
@@ -185,12 +171,8 @@ def plan_gguf_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag: bool
     if not head.stored:
         _guard_architecture(inspection, head.name, needed=True)
         edits.copy(head.name, inspection.checkpoint.tensors[embedding])
-    return _built("untie", inspection, edits, TiePromise(embedding, None, (embedding, head.name), ()))
-
-
-def _built(verb: str, inspection: Inspection, edits: Edits, promise: TiePromise) -> Plan:
-    promises = Promises(verb == "retie", (promise,))
-    return build(verb, inspection, edits, tied=None, promises=promises, options={}, notes=())
+    promises = Promises(False, (TiePromise(embedding, None, (embedding, head.name), ()),))
+    return build("untie", inspection, edits, None, promises)
 
 
 def _guard(inspection: Inspection, verb: str, bias: BiasChoice, options: str) -> None:
