@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -55,21 +56,10 @@ def _checkpoint(
     )
     config, cautions = _find_config(listing, files)
     used = {*names, *([metadata] if metadata else []), *([config.name] if config else [])}
-    return Checkpoint(
-        source=listing.source,
-        root=listing.root,
-        layout=Layout.SHARDED,
-        format="dcp",
-        files=weights,
-        config=config,
-        companions={name: size for name, size in listing.entries.items() if name not in used},
-        special=listing.special,
-        cautions=cautions,
-        states={name: files.state(name) for name in sorted(used)},
-        read_only=Hint("convert it first: ", call("convert", listing.source, to="safetensors", out=OUT)),
-        headers_only=hasattr(files, "client") or not readable,
-        table=table,
-    )
+    checkpoint = Checkpoint.listed(listing, files, Layout.SHARDED, "dcp", weights, sorted(used))
+    hint = Hint("convert it first: ", call("convert", listing.source, to="safetensors", out=OUT))
+    closed = hasattr(files, "client") or not readable
+    return replace(checkpoint, config=config, cautions=cautions, table=table, read_only=hint, headers_only=closed)
 
 
 FOLDERS = ("huggingface", "hf_assets", ".hf_metadata")

@@ -59,9 +59,9 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
     """Read the checkpoint that ``listing`` names. Raises `UnreadableError` for malformed or ambiguous input."""
     weight_set = _find_weights(naming, listing, files)
     prepare(files, weight_set.weights)
-    read = [read_one(files, name) for name in weight_set.weights]
-    weights = tuple(file for file, _ in read)
-    cautions = [*weight_set.cautions, *(caution for _, file_cautions in read for caution in file_cautions)]
+    pairs = [read_one(files, name) for name in weight_set.weights]
+    weights = tuple(file for file, _ in pairs)
+    cautions = [*weight_set.cautions, *(caution for _, file_cautions in pairs for caution in file_cautions)]
     if weight_set.index is not None or len(weights) > 1:
         cautions += index_cautions(weight_set, weights)
     config, config_cautions = _config(naming, listing, files, weight_set)
@@ -69,22 +69,10 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
     quantiser = read_config(files, HF_QUANT)[0] if config and HF_QUANT in listing.top else None
     documents = (weight_set.index, config, quantiser)
     named = [*weight_set.weights, *(document.name for document in documents if document)]
-    whole = weight_set.layout is not Layout.FILE
-    return Checkpoint(
-        source=listing.source,
-        root=listing.root,
-        layout=weight_set.layout,
-        format=naming.format,
-        files=weights,
-        config=config,
-        quantiser=quantiser,
-        index=weight_set.index,
-        companions={name: size for name, size in listing.entries.items() if name not in named} if whole else {},
-        special=listing.special if whole else (),
-        cautions=(*cautions, *(scan(listing, files) if config else ())),
-        states={name: files.state(name) for name in named},
-        orphans=tuple(_readable(files, weight_set.orphans, read_one)),
-    )
+    cautions += scan(listing, files) if config else ()
+    orphans, index = tuple(_readable(files, weight_set.orphans, read_one)), weight_set.index
+    read = Checkpoint.listed(listing, files, weight_set.layout, naming.format, weights, named)
+    return replace(read, config=config, quantiser=quantiser, index=index, cautions=tuple(cautions), orphans=orphans)
 
 
 def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:

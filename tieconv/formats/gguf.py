@@ -9,6 +9,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import prod
 from typing import NoReturn
 
@@ -37,18 +38,12 @@ def _read(listing: Listing, files: Files) -> Checkpoint:
     weights = tuple(_read_one(files, name) for name in names)
     whole = listing.named is None
     layout = Layout.SHARDED if len(names) > 1 else Layout.SINGLE if whole else Layout.FILE
-    return Checkpoint(
-        source=listing.source,
-        root=listing.root,
-        layout=layout,
-        format="gguf",
-        files=weights,
-        companions={name: size for name, size in listing.entries.items() if name not in names} if whole else {},
-        special=listing.special if whole else (),
+    read = replace(
+        Checkpoint.listed(listing, files, layout, "gguf", weights, names),
         cautions=_repeated(weights),
-        states={name: files.state(name) for name in names},
         read_only=NEXT_STEP,
     )
+    return read if whole else replace(read, companions={}, special=())
 
 
 def _the_one(listing: Listing) -> str:

@@ -85,19 +85,8 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
     if any(tensor.name not in stored for shard in stale for tensor in _read_one(model, files, shard).tensors):
         _refuse_two_sets(listing)  # the stale set holds a tensor that the complete one lacks
     named = [*(file.name for file in weights), *([name] if name in listing.top else [])]
-    return Checkpoint(
-        source=listing.source,
-        root=listing.root,
-        layout=Layout.SHARDED,
-        format=naming.format,
-        files=weights,
-        index=document,
-        companions={entry: size for entry, size in listing.entries.items() if entry not in named},
-        special=listing.special,
-        cautions=cautions,
-        states={entry: files.state(entry) for entry in named},
-        others=others(model, listing, files)[0],
-    )
+    read = Checkpoint.listed(listing, files, Layout.SHARDED, naming.format, weights, named)
+    return replace(read, index=document, cautions=cautions, others=others(model, listing, files)[0])
 
 
 def stale_index(listing: Listing, files: Files, error: UnreadableError) -> UnreadableError:
@@ -372,20 +361,9 @@ def _read_adapter(listing: Listing, files: Files) -> Checkpoint:
     name = _weights(listing)
     value = loads(read_bytes(files, CONFIG, CONFIG_LIMIT), CONFIG, limit=CONFIG_LIMIT, lenient=True)
     weights, cautions = _read(files, name)
-    used = (CONFIG, name)
-    return Checkpoint(
-        source=listing.source,
-        root=listing.root,
-        layout=Layout.SINGLE,
-        format="peft",
-        files=(weights,),
-        companions={name: size for name, size in listing.entries.items() if name not in used},
-        special=listing.special,
-        cautions=(*_two_formats(listing), *cautions),
-        states={name: files.state(name) for name in used},
-        adapter=adapter_of(value),
-        read_only=NEXT_STEP,
-    )
+    read = Checkpoint.listed(listing, files, Layout.SINGLE, "peft", (weights,), (CONFIG, name))
+    cautions = (*_two_formats(listing), *cautions)
+    return replace(read, cautions=cautions, adapter=adapter_of(value), read_only=NEXT_STEP)
 
 
 _NAMINGS = (SAFETENSORS.naming, TORCH.naming)

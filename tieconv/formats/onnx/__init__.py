@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import prod
 
 from tieconv.checkpoint.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
@@ -29,22 +30,12 @@ def _read(listing: Listing, files: Files) -> Checkpoint:
     records = [record for _, tensors, _ in read for record in tensors]
     weights = tuple(_weight_files(names, records, files))
     config, cautions = _config(listing, files)
-    whole = listing.named is None
-    used = {*(file.name for file in weights), *((config.name,) if config else ())}
-    return Checkpoint(
-        source=listing.source,
-        root=listing.root,
-        layout=Layout.SINGLE if whole else Layout.FILE,
-        format="onnx",
-        files=weights,
-        config=config,
-        companions={name: size for name, size in listing.entries.items() if name not in used} if whole else {},
-        special=listing.special if whole else (),
-        cautions=(*cautions, *(caution for _, _, faults in read for caution in faults)),
-        states={name: files.state(name) for name in sorted(used)},
-        read_only=NEXT_STEP,
-        graphs=tuple(graph for graph, _, _ in read),
-    )
+    layout = Layout.SINGLE if listing.named is None else Layout.FILE
+    used = sorted({*(file.name for file in weights), *((config.name,) if config else ())})
+    cautions = (*cautions, *(caution for _, _, faults in read for caution in faults))
+    graphs = tuple(graph for graph, _, _ in read)
+    checkpoint = Checkpoint.listed(listing, files, layout, "onnx", weights, used)
+    return replace(checkpoint, config=config, cautions=cautions, graphs=graphs, read_only=NEXT_STEP)
 
 
 def graph_names(listing: Listing) -> tuple[str, ...]:
