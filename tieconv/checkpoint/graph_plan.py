@@ -50,21 +50,6 @@ class SharedMatrix:
     form: HeadForm | None = None
     avoided: str = ""
 
-    @classmethod
-    def unchanged(
-        cls,
-        graph: str,
-        kinds: tuple[str, ...],
-        initializer: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        stored: int,
-        held: int,
-        left: str,
-    ) -> SharedMatrix:
-        """Return a matrix whose copies stay as they are."""
-        return cls(graph, kinds, initializer, (), (), dtype, shape, stored, stored, held, held, left)
-
     @property
     def done(self) -> bool:
         """Whether the plan changes anything about the matrix."""
@@ -101,6 +86,10 @@ class SessionProof:
     @property
     def proved(self) -> bool:
         return not self.why_not
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the entry of an export."""
+        return values_of(self, "proved why_not") | {"copies": dict(self.copies)}
 
 
 @record
@@ -162,17 +151,13 @@ class GraphOutcome(Printed):
             "format": "onnx",
             "summary": plan.summary,
             "head_form": str(plan.form) if plan.command == "dedup" else None,
-            "graphs": [
-                {"name": name, "changed": name in plan.changed, "answer": plan.answer(name)} for name in plan.names
-            ],
+            "graphs": [{"name": n, "changed": n in plan.changed, "answer": plan.answer(n)} for n in plan.names],
             "operations": _operations(plan),
             "matrices": [_matrix(matrix) for matrix in plan.matrices],
             "files_removed": [],
             **values_of(plan, "notes bytes_before bytes_after bytes_read bytes_written bytes_linked"),
             **values_of(self, "executed verified"),
-            "proofs": [
-                {"graph": proof.graph, **_proof(proof), **values_of(proof, "casts runs")} for proof in self.proofs
-            ],
+            "proofs": [{"graph": p.graph, **p.to_dict(), **values_of(p, "casts runs")} for p in self.proofs],
             "output": self.output,
         }
 
@@ -183,26 +168,16 @@ class GraphOutcome(Printed):
         return plan_rows(self.plan.summary, self.plan.notes)
 
 
-def _proof(proof: SessionProof) -> dict[str, object]:
-    return values_of(proof, "proved why_not") | {"copies": dict(proof.copies)}
-
-
 def _operations(plan: GraphPlan) -> list[dict[str, object]]:
     operations: list[dict[str, object]] = []
     for matrix in plan.matrices:
         if not matrix.done:
             continue
         operations.append({"op": "KeepTensor", "name": matrix.initializer, "file": matrix.graph})
+        op, why = "DropTensor", {"because": f"{' and '.join(matrix.kinds)} of {matrix.initializer}"}
         if plan.command == "untie":
-            operations += [
-                {"op": "CopyTensor", "name": name, "source": matrix.initializer, "file": matrix.graph}
-                for name in matrix.dropped
-            ]
-            continue
-        because = f"{' and '.join(matrix.kinds)} of {matrix.initializer}"
-        operations += [
-            {"op": "DropTensor", "name": name, "because": because, "file": matrix.graph} for name in matrix.dropped
-        ]
+            op, why = "CopyTensor", {"source": matrix.initializer}
+        operations += [{"op": op, "name": name, **why, "file": matrix.graph} for name in matrix.dropped]
     return operations
 
 
@@ -316,7 +291,7 @@ class ExportOutcome(Printed):
             "bytes_written": sum(self.files.values()) if self.files else plan.bytes_written,
             "bytes_linked": plan.bytes_linked,
             **values_of(self, "executed verified output files"),
-            "session": [_proof(proof) for proof in self.proofs],
+            "session": [proof.to_dict() for proof in self.proofs],
             **values_of(self, "parity versions"),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Literal
+from typing import Literal, assert_never
 
 from tieconv.checkpoint.model_files import Checkpoint, FileState
 from tieconv.checkpoint.value_type import Printed, Summarised, fields_of, quoted, record, values_of
@@ -455,8 +455,9 @@ def ranges(content: Content | Padded) -> tuple[ByteRange, ...]:
             return content.range, content.second
         case Zeros() | InlineBytes():
             return ()
-        case _:
+        case Scaled() | Gathered() | Assembled() | Padded():
             return (content.range,)
+    assert_never(content)
 
 
 @record

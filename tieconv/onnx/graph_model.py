@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import PreconditionError
 from onnx_ir.passes.common import InlinePass
 
+from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.model_files import FileState, Listing
 from tieconv.checkpoint.value_type import record
@@ -268,6 +270,22 @@ def _malformed(name: str, error: Exception) -> UnreadableError:
 def sides(shape: Iterable[object]) -> tuple[int, ...]:
     """Return the shape as numbers. It must not have symbols, like that of an initializer."""
     return tuple(int(str(side)) for side in shape)
+
+
+def shared_matrix(
+    file: GraphFile,
+    value: ir.Value,
+    kinds: tuple[str, ...],
+    stored: tuple[int, int],
+    held: tuple[int, int],
+    dropped: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
+    **more: Any,
+) -> SharedMatrix:
+    """Return what happens to the matrix of an initializer. ``stored`` and ``held`` are bytes before and after."""
+    assert value.const_value is not None
+    form = value.const_value.dtype.name, sides(value.const_value.shape)
+    return SharedMatrix(file.name, kinds, str(value.name), dropped, nodes, *form, *stored, *held, **more)
 
 
 def opset(model: ir.Model) -> int:

@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph_plan import ExportPlan, SessionProof, SharedMatrix
+from tieconv.checkpoint.graph_plan import ExportPlan, SessionProof
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import Choice, record
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
-from tieconv.onnx.graph_model import GraphBytes, has_onnxruntime, read_graph, sides
+from tieconv.onnx.graph_model import GraphBytes, has_onnxruntime, read_graph, shared_matrix, sides
 from tieconv.onnx.share.find import MATRIX, Use, integer, is_standard, remove_unread, uses_of
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, constant, replace_node
 from tieconv.onnx.share.quantised import LOOKUP, heads
@@ -401,10 +401,7 @@ def prove_once(directory: Path, graph: str, tied: Sequence[str]) -> SessionProof
     """
     with open_files(directory) as files:
         file = read_graph(str(directory), graph, files)
-        stored = {str(entry.value.name): entry.record for entry in GraphBytes(file, files).stored(1)}
-    matrices = []
-    for name in tied:
-        if name in stored:
-            shape, size = stored[name].shape, stored[name].nbytes
-            matrices.append(SharedMatrix.unchanged(graph, ("quantised",), name, "UINT8", shape, size, size, ""))
+        stored = [entry for entry in GraphBytes(file, files).stored(1) if str(entry.value.name) in tied]
+    sizes = [(entry, (entry.record.nbytes, entry.record.nbytes)) for entry in stored]
+    matrices = [shared_matrix(file, entry.value, ("quantised",), size, size) for entry, size in sizes]
     return prove(directory, directory / graph, graph, matrices)

@@ -18,7 +18,7 @@ from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import FileState
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
 from tieconv.checkpoint.tie_group import Tie
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import record, values_of
 from tieconv.checkpoint.write_plan import OutputText
 from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import publish, tree
@@ -302,40 +302,27 @@ def describe(
     section = {
         "schema": EXPORT_SCHEMA,
         "tieconv": VERSION,
-        "architecture": plan.architecture,
-        "kind": plan.kind,
-        "precision": plan.precision,
-        "head_form": str(plan.form),
-        "fuse": plan.fuse,
-        "layout": plan.layout,
+        **values_of(plan, "architecture kind precision head_form=form fuse layout"),
         "quantise": plan.quantise or None,
         "opset": read[0].opset,
         "inputs": inputs,
         "outputs": outputs,
         "embedding": first and {"file": EMBEDDING, "inputs": _values(first.inputs), "outputs": _values(first.outputs)},
-        "not_exported": list(plan.left_out),
-        "tied": [list(names) for names in plan.tied],
-        "shared": [
-            {"initializer": m.initializer, "dtype": m.dtype, "shape": list(m.shape), "bytes": m.stored_after}
-            for m in outcome.matrices
-            if m.done
-        ],
-        "session": [
-            {"proved": proof.proved, "why_not": proof.why_not, "copies": dict(proof.copies)} for proof in outcome.proofs
-        ],
-        "weights": identity
-        and {"tensors": identity.tensors, "found": identity.found, "embedding_stored": identity.copies},
-        "files": dict(outcome.files),
+        **values_of(plan, "not_exported=left_out tied"),
+        "shared": [values_of(m, "initializer dtype shape bytes=stored_after") for m in outcome.matrices if m.done],
+        "session": [proof.to_dict() for proof in outcome.proofs],
+        "weights": identity and values_of(identity, "tensors found embedding_stored=copies"),
+        **values_of(outcome, "files"),
         "parity": {"verdict": "not_run", "reason": "--no-parity"}
         if report is None
         else {"verdict": str(report.verdict), "provider": report.provider.active, "report": "parity.json"},
-        "versions": dict(outcome.versions),
+        **values_of(outcome, "versions"),
     }
     return json.dumps({**json.loads(document), "tieconv": section}, indent=2) + "\n"
 
 
 def _values(values: Iterable[Value]) -> list[dict[str, object]]:
-    return [{"name": value.name, "dtype": value.dtype, "shape": list(value.shape)} for value in values]
+    return [values_of(value, "name dtype shape") for value in values]
 
 
 # Check what an export promises about weights: finite before the trace, the tied matrix stored once after it.

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.checkpoint.graph_structure import OLDEST_QUANTISED_OPSET, RUNTIMES
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.graph_model import GraphFile, opset, sides
+from tieconv.onnx.graph_model import GraphFile, opset, shared_matrix, sides
 from tieconv.onnx.share.find import MATRIX, describe, drop, integer, is_standard
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, constant, replace_node
 
@@ -117,21 +117,11 @@ def _applied(file: GraphFile, table: Table, head: Table, names: Names) -> Shared
         producer = None if value is None else value.producer()
         if producer is not None and producer.op_type in ("Reshape", "Identity"):
             drop(producer)
-    dropped = [part for part in table.parts if all(part is not survivor for survivor in head.parts) and _removed(part)]
-    assert head.codes.const_value is not None
-    return SharedMatrix(
-        graph=file.name,
-        kinds=(QUANTISED, "folded") if folded else (QUANTISED,),
-        initializer=str(head.codes.name),
-        dropped=tuple(str(part.name) for part in dropped),
-        nodes=(described,),
-        dtype="UINT8",
-        shape=sides(head.codes.const_value.shape),
-        stored_before=before,
-        stored_after=head.nbytes,
-        held_before=before + folded,
-        held_after=head.nbytes,
-    )
+    spare = [part for part in table.parts if all(part is not survivor for survivor in head.parts)]
+    dropped = tuple(str(part.name) for part in spare if _removed(part))
+    kinds = (QUANTISED, "folded") if folded else (QUANTISED,)
+    stored, held = (before, head.nbytes), (before + folded, head.nbytes)
+    return shared_matrix(file, head.codes, kinds, stored, held, dropped, (described,))
 
 
 def _declare_rows(part: ir.Value, rows: int) -> None:
@@ -142,11 +132,8 @@ def _declare_rows(part: ir.Value, rows: int) -> None:
         return
     shape = ir.Shape((rows, tensor.size // rows))
     if isinstance(tensor, ir.ExternalTensor):
-        external = ir.ExternalTensor(
-            tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=tensor.name,
-            base_dir=tensor.base_dir,
-        )  # fmt: skip
-        part.const_value = external
+        place = tensor.location, tensor.offset, tensor.length, tensor.dtype
+        part.const_value = ir.ExternalTensor(*place, shape=shape, name=tensor.name, base_dir=tensor.base_dir)
     else:
         part.const_value = ir.Tensor(tensor.numpy().reshape(rows, -1), dtype=tensor.dtype, name=tensor.name)
     part.shape = shape
@@ -164,10 +151,8 @@ def _removed(part: ir.Value) -> bool:
 def _left(file: GraphFile, table: Table, head: Table, why: str) -> SharedMatrix:
     distinct = {id(part): part for part in (*table.parts, *head.parts)}
     size = sum(nbytes(part) for part in distinct.values())
-    assert head.codes.const_value is not None
     reason = f"the quantised embedding and head stay two matrices: {why} ({table.codes.name}, {head.codes.name})"
-    name, shape = str(head.codes.name), sides(head.codes.const_value.shape)
-    return SharedMatrix.unchanged(file.name, (QUANTISED,), name, "UINT8", shape, size, size, reason)
+    return shared_matrix(file, head.codes, (QUANTISED,), (size, size), (size, size), left=reason)
 
 
 # Find the matrices that GatherBlockQuantized and MatMulNBits read: codes, scales and zero points.

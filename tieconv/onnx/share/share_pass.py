@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +15,7 @@ from tieconv.checkpoint.graph_plan import HeadForm, SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET, PACKED, RUNTIMES, Path, near_homes
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import Gathered
-from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored, opset, sides
+from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored, opset, shared_matrix, sides
 from tieconv.onnx.share.find import (
     Group,
     Member,
@@ -89,7 +90,7 @@ class SharePass(InPlacePass):
         casts = [
             entry for entry in reader.stored(MIN_ELEMENTS) if entry.value.name not in reported and _is_cast_too(entry)
         ]
-        return [_left(Group((Member(entry, False),), ("folded",)), _CAST, self._file.name) for entry in casts]
+        return [_left(Group((Member(entry, False),), ("folded",)), _CAST, self._file) for entry in casts]
 
     def _groups(self) -> list[Group]:
         """Return groups of several copies, then single matrices that nodes also read transposed."""
@@ -102,7 +103,7 @@ class SharePass(InPlacePass):
 
     def _share(self, group: Group, setting: Setting) -> list[SharedMatrix]:
         if any(is_fused(member.stored.value) for member in group.members):
-            return [_left(group, FUSED, self._file.name)]
+            return [_left(group, FUSED, self._file)]
         free = [member for member in group.members if not member.stored.value.is_graph_input()]
         fixed = len(free) < len(group.members)
         if len(free) > 1 or (free and _both_ways(free)):
@@ -115,8 +116,8 @@ class SharePass(InPlacePass):
                 if len(some) > 1 or (some and _both_ways(some)):
                     shared, reason = self._share_near(group, some, replace(setting, home=home), note)
                     why, made = reason or why, made + shared
-            return made or ([_left(group, why, self._file.name)] if why else [])
-        return [_left(group, _INPUT, self._file.name)] if fixed else []
+            return made or ([_left(group, why, self._file)] if why else [])
+        return [_left(group, _INPUT, self._file)] if fixed else []
 
     def _share_near(
         self, group: Group, members: list[Member], setting: Setting, note: str
@@ -164,31 +165,18 @@ class SharePass(InPlacePass):
         dropped = _remove_copies(members, survivor)
         if setting.form is HeadForm.FUSED and reads:
             self._file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-        assert survivor.const_value is not None and survivor.dtype is not None
+        assert survivor.const_value is not None
         size = survivor.const_value.nbytes
         copies = 2 if any(use.flipped for use in uses_of(survivor)) else 1
         others = len(whole.members) - len(members) + _constants(self._file.model, survivor.const_value)
-        return SharedMatrix(
-            graph=self._file.name,
-            kinds=kinds,
-            initializer=str(survivor.name),
-            dropped=dropped,
-            nodes=nodes,
-            dtype=survivor.dtype.name,
-            shape=sides(survivor.const_value.shape),
-            stored_before=stored,
-            stored_after=size,
-            held_before=held,
-            held_after=copies * size,
-            left=left,
-            copies_promised=copies + _FORMS * others,
-            rounded=loose,
-            form=setting.form if heads else None,
-        )
+        more: dict[str, Any] = {"left": left, "rounded": loose, "form": setting.form if heads else None}
+        totals = (stored, size), (held, copies * size)
+        promised = copies + _FORMS * others
+        return shared_matrix(self._file, survivor, kinds, *totals, dropped, nodes, copies_promised=promised, **more)
 
     def left(self, why: str) -> None:
         """Report every group as unchanged: the pass does not run."""
-        self.matrices = tuple(_left(group, why, self._file.name) for group in self._groups())
+        self.matrices = tuple(_left(group, why, self._file) for group in self._groups())
 
 
 Interface = dict[str, list[tuple[str, str, str]]]
@@ -280,13 +268,11 @@ def _held_bytes(members: Sequence[Member]) -> int:
     return total
 
 
-def _left(group: Group, why: str, graph: str = "") -> SharedMatrix:
-    first: Stored = group.members[0].stored
+def _left(group: Group, why: str, file: GraphFile) -> SharedMatrix:
     stored, held = _stored_bytes(group.members), _held_bytes(group.members)
     names = [str(member.stored.value.name) for member in group.members]
-    dtype = first.value.dtype.name if first.value.dtype else ""
-    reason = f"{why} ({', '.join(names)})"
-    return SharedMatrix.unchanged(graph, group.kinds, names[0], dtype, first.record.shape, stored, held, reason)
+    first, reason = group.members[0].stored.value, f"{why} ({', '.join(names)})"
+    return shared_matrix(file, first, group.kinds, (stored, stored), (held, held), left=reason)
 
 
 # Choose the form of a head: the first that keeps every bit of what a session computes.

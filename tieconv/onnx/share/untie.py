@@ -7,7 +7,7 @@ import onnx_ir as ir
 from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
-from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored
+from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored, shared_matrix
 from tieconv.onnx.share import find
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, replace_node
 from tieconv.onnx.share.share_pass import copied, turned
@@ -63,20 +63,8 @@ def _untie(file: GraphFile, stored: Stored, flipped: bool, heads: tuple[find.Use
         _rewrite(use.node, own, names)
     find.remove_unread(stored.value)
     size = stored.record.nbytes
-    return SharedMatrix(
-        graph=file.name,
-        kinds=("head",),
-        initializer=str(stored.value.name),
-        dropped=(name,),
-        nodes=nodes,
-        dtype=own.dtype.name if own.dtype else "",
-        shape=stored.record.shape,
-        stored_before=size,
-        stored_after=2 * size,
-        held_before=size,
-        held_after=2 * size,
-        copies_promised=2,
-    )
+    doubled = (size, 2 * size)
+    return shared_matrix(file, stored.value, ("head",), doubled, doubled, (name,), nodes, copies_promised=2)
 
 
 def _rewrite(node: ir.Node, own: ir.Value, names: Names) -> None:
