@@ -58,19 +58,18 @@ class Verifier:
                         _fail(name, f"tensor {shown(tensor)} does not have the checksum of its source", "checksum")
 
     def _piece(self, piece: Piece, file: WeightFile, written: FileSet, sources: FileSet) -> None:
-        descriptor, start = written.descriptor(file.name), piece.offset
-        match piece.content:
-            case ByteRange() as span:
-                unproved = self._unproved(file.name, start, start + piece.size, span)
-                shift, source = span.start - start, sources.descriptor(span.file)
-                offset = first_difference(source, descriptor, unproved, shift, self.tick)
-            case write_plan.Zeros(size):
-                zeros = ((done, bytes(min(BLOCK, size - done))) for done in range(0, size, BLOCK))
-                offset = first_unlike_blocks(zeros, descriptor, start, self.tick)
-            case write_plan.Scaled() as content:
-                offset = first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
-            case content:
-                offset = first_unlike_blocks(computed_blocks(sources, content), descriptor, start, self.tick)
+        descriptor, start, content = written.descriptor(file.name), piece.offset, piece.content
+        if isinstance(content, ByteRange):
+            unproved = self._unproved(file.name, start, start + piece.size, content)
+            shift, source = content.start - start, sources.descriptor(content.file)
+            offset = first_difference(source, descriptor, unproved, shift, self.tick)
+        elif isinstance(content, write_plan.Zeros):
+            zeros = ((done, bytes(min(BLOCK, content.size - done))) for done in range(0, content.size, BLOCK))
+            offset = first_unlike_blocks(zeros, descriptor, start, self.tick)
+        elif isinstance(content, write_plan.Scaled):
+            offset = first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
+        else:
+            offset = first_unlike_blocks(computed_blocks(sources, content), descriptor, start, self.tick)
         if offset is not None:
             tensor = _tensor_at(file, offset)
             _fail(file.name, f"tensor {shown(tensor)} differs from its source at byte {offset:,} of the file", "bytes")

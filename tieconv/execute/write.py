@@ -118,19 +118,18 @@ class Writer:
         os.ftruncate(descriptor, whole.size)
         shared: list[Shared] = []
         for piece in whole.pieces:
-            offset = piece.offset
-            match piece.content:
-                case ByteRange() as span:
-                    shared += self._copy(files, span, descriptor, offset, tick)
-                case write_plan.Zeros(size):
-                    copy.write_zeros(descriptor, offset, size, self.tick)
-                case content:
-                    chunks = content.chunks if isinstance(content, write_plan.Assembled) else ()
-                    for span in [chunk.range for chunk in chunks] or write_plan.ranges(content):
-                        self._open(files, span.file)
-                    for done, block in computed_blocks(files, content):
-                        copy.write_full(descriptor, memoryview(block), offset + done)
-                        self.tick(len(block))
+            content, offset = piece.content, piece.offset
+            if isinstance(content, ByteRange):
+                shared += self._copy(files, content, descriptor, offset, tick)
+            elif isinstance(content, write_plan.Zeros):
+                copy.write_zeros(descriptor, offset, content.size, self.tick)
+            else:
+                chunks = content.chunks if isinstance(content, write_plan.Assembled) else ()
+                for span in [chunk.range for chunk in chunks] or write_plan.ranges(content):
+                    self._open(files, span.file)
+                for done, block in computed_blocks(files, content):
+                    copy.write_full(descriptor, memoryview(block), offset + done)
+                    self.tick(len(block))
         for offset, literal in whole.literals(descriptor):
             copy.write_full(descriptor, literal, offset)
         return shared

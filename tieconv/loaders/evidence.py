@@ -345,8 +345,11 @@ def _as_reference(inspection: Inspection, member: Member, dtype: str | None) -> 
         ):
             may_round_to_equal = figures.max_ulp is None or figures.max_ulp < _COARSER[dtype]
             return None if may_round_to_equal else False
-        case _:  # other values, shapes or bytes
+        case proved.Transposed() | proved.Scaled() | proved.Empty() | proved.OtherShape() | Absent():
             return False
+        case proved.Near() | proved.Different() | proved.OtherBytes() | proved.OtherSample():
+            return False
+    assert_never(member.relation)
 
 
 # Reduce an inspection to the stored names that a loader knows.
