@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -168,22 +168,6 @@ class Checkpoint(_Tensors):
     revision: str = ""
     unread: tuple[str, ...] = ()
     table: ChunkTable = ChunkTable()
-
-    @classmethod
-    def listed(
-        cls,
-        listing: Listing,
-        files: Files,
-        layout: Layout,
-        format: str,
-        weights: tuple[WeightFile, ...],
-        used: Iterable[str],
-    ) -> Checkpoint:
-        """Return the checkpoint of a listing, of which the files ``used`` were read. The others are companions."""
-        states = {name: files.state(name) for name in used}
-        others = {name: size for name, size in listing.entries.items() if name not in states}
-        whole = cls(listing.source, listing.root, layout, format, weights, states=states)
-        return whole if layout is Layout.FILE else replace(whole, companions=others, special=listing.special)
 
     def __repr__(self) -> str:
         counts = count(len(self.files), "file"), count(len(self.tensors), "tensor")

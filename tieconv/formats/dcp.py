@@ -18,7 +18,7 @@ from tieconv.checkpoint.model_files import Caution, Checkpoint, Document, Files,
 from tieconv.checkpoint.weight_file import BITS, ByteRange, Chunk, ChunkTable, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.dcp_metadata import StoredChunks, read_metadata
-from tieconv.formats.directory import CONFIG, read_config
+from tieconv.formats.directory import CONFIG, checkpoint_of, read_config
 from tieconv.formats.limits import DCP_METADATA, DCP_SHARD, DCP_SUFFIX, TENSORS
 from tieconv.formats.safetensors import read_weight_file
 from tieconv.formats.strict_json import loads
@@ -56,7 +56,7 @@ def _checkpoint(
     )
     config, cautions = _find_config(listing, files)
     used = {*names, *([metadata] if metadata else []), *([config.name] if config else [])}
-    checkpoint = Checkpoint.listed(listing, files, Layout.SHARDED, "dcp", weights, sorted(used))
+    checkpoint = checkpoint_of(listing, files, Layout.SHARDED, "dcp", weights, sorted(used))
     hint = Hint("convert it first: ", call("convert", listing.source, to="safetensors", out=OUT))
     closed = hasattr(files, "client") or not readable
     return replace(checkpoint, config=config, cautions=cautions, table=table, read_only=hint, headers_only=closed)

@@ -71,8 +71,18 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
     named = [*weight_set.weights, *(document.name for document in documents if document)]
     cautions += scan(listing, files) if config else ()
     orphans, index = tuple(_readable(files, weight_set.orphans, read_one)), weight_set.index
-    read = Checkpoint.listed(listing, files, weight_set.layout, naming.format, weights, named)
+    read = checkpoint_of(listing, files, weight_set.layout, naming.format, weights, named)
     return replace(read, config=config, quantiser=quantiser, index=index, cautions=tuple(cautions), orphans=orphans)
+
+
+def checkpoint_of(
+    listing: Listing, files: Files, layout: Layout, format: str, weights: tuple[WeightFile, ...], used: Iterable[str]
+) -> Checkpoint:
+    """Return the checkpoint of a listing, of which the files ``used`` were read. The others are companions."""
+    states = {name: files.state(name) for name in used}
+    others = {name: size for name, size in listing.entries.items() if name not in states}
+    whole = Checkpoint(listing.source, listing.root, layout, format, weights, states=states)
+    return whole if layout is Layout.FILE else replace(whole, companions=others, special=listing.special)
 
 
 def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:

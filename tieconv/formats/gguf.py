@@ -17,7 +17,7 @@ from tieconv.checkpoint.model_files import LARGEST, Caution, Checkpoint, Files, 
 from tieconv.checkpoint.weight_file import ByteRange, GgufHeader, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import GGUF_SUFFIX
-from tieconv.formats.directory import Format
+from tieconv.formats.directory import Format, checkpoint_of
 from tieconv.formats.limits import MAX_TENSORS, NameCount
 from tieconv.text import Hint, call, count, listed, path_word, shown
 
@@ -39,9 +39,7 @@ def _read(listing: Listing, files: Files) -> Checkpoint:
     whole = listing.named is None
     layout = Layout.SHARDED if len(names) > 1 else Layout.SINGLE if whole else Layout.FILE
     read = replace(
-        Checkpoint.listed(listing, files, layout, "gguf", weights, names),
-        cautions=_repeated(weights),
-        read_only=NEXT_STEP,
+        checkpoint_of(listing, files, layout, "gguf", weights, names), cautions=_repeated(weights), read_only=NEXT_STEP
     )
     return read if whole else replace(read, companions={}, special=())
 

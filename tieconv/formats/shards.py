@@ -28,7 +28,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats import GGUF_SUFFIX, directory
-from tieconv.formats.directory import CONFIG_LIMIT, Format, Model, Naming, not_alone, read_bytes
+from tieconv.formats.directory import CONFIG_LIMIT, Format, Model, Naming, checkpoint_of, not_alone, read_bytes
 from tieconv.formats.gguf import GGUF
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.safetensors import SAFETENSORS, read_weight_file
@@ -85,7 +85,7 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
     if any(tensor.name not in stored for shard in stale for tensor in _read_one(model, files, shard).tensors):
         _refuse_two_sets(listing)  # the stale set holds a tensor that the complete one lacks
     named = [*(file.name for file in weights), *([name] if name in listing.top else [])]
-    read = Checkpoint.listed(listing, files, Layout.SHARDED, naming.format, weights, named)
+    read = checkpoint_of(listing, files, Layout.SHARDED, naming.format, weights, named)
     return replace(read, index=document, cautions=cautions, others=others(model, listing, files)[0])
 
 
@@ -361,7 +361,7 @@ def _read_adapter(listing: Listing, files: Files) -> Checkpoint:
     name = _weights(listing)
     value = loads(read_bytes(files, CONFIG, CONFIG_LIMIT), CONFIG, limit=CONFIG_LIMIT, lenient=True)
     weights, cautions = _read(files, name)
-    read = Checkpoint.listed(listing, files, Layout.SINGLE, "peft", (weights,), (CONFIG, name))
+    read = checkpoint_of(listing, files, Layout.SINGLE, "peft", (weights,), (CONFIG, name))
     cautions = (*_two_formats(listing), *cautions)
     return replace(read, cautions=cautions, adapter=adapter_of(value), read_only=NEXT_STEP)
 

@@ -10,7 +10,7 @@ from math import prod
 from tieconv.checkpoint.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
 from tieconv.checkpoint.model_files import Caution, Checkpoint, Document, Files, Layout, Listing
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
-from tieconv.formats.directory import CONFIG, Format, read_config
+from tieconv.formats.directory import CONFIG, Format, checkpoint_of, read_config
 from tieconv.formats.onnx.messages import Graph, Model, Tensor, Wire, read_model
 from tieconv.formats.onnx.roles import Role, Roles, find_roles
 from tieconv.formats.onnx.scopes import CALL, Origin, Scope, cautions, is_shaped, origin, scope_of, scopes, uses
@@ -34,7 +34,7 @@ def _read(listing: Listing, files: Files) -> Checkpoint:
     used = sorted({*(file.name for file in weights), *((config.name,) if config else ())})
     cautions = (*cautions, *(caution for _, _, faults in read for caution in faults))
     graphs = tuple(graph for graph, _, _ in read)
-    checkpoint = Checkpoint.listed(listing, files, layout, "onnx", weights, used)
+    checkpoint = checkpoint_of(listing, files, layout, "onnx", weights, used)
     return replace(checkpoint, config=config, cautions=cautions, graphs=graphs, read_only=NEXT_STEP)
 
 

@@ -132,8 +132,8 @@ def _declare_rows(part: ir.Value, rows: int) -> None:
         return
     shape = ir.Shape((rows, tensor.size // rows))
     if isinstance(tensor, ir.ExternalTensor):
-        place = tensor.location, tensor.offset, tensor.length, tensor.dtype
-        part.const_value = ir.ExternalTensor(*place, shape=shape, name=tensor.name, base_dir=tensor.base_dir)
+        stored = tensor.location, tensor.offset, tensor.length, tensor.dtype
+        part.const_value = ir.ExternalTensor(*stored, shape=shape, name=tensor.name, base_dir=tensor.base_dir)
     else:
         part.const_value = ir.Tensor(tensor.numpy().reshape(rows, -1), dtype=tensor.dtype, name=tensor.name)
     part.shape = shape
