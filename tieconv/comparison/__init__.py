@@ -6,16 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
-from tieconv.checkpoint.results.comparison import (
-    Comparison,
-    ConfigDifference,
-    Contrast,
-    FileDifference,
-    OnlyHere,
-    Side,
-    TensorDifference,
-    Weight,
-)
+from tieconv.checkpoint.results import comparison as results
 from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences, quantised_config
 from tieconv.comparison.pair import HEAD_BIAS, Outcome, Pair, Relations, Source, View, loaded, parameters, untold
 from tieconv.inspection.declared import same_order, type_may_change
@@ -24,7 +15,7 @@ from tieconv.text import count, listed, shown
 __all__ = ["compare"]
 
 
-def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteReader) -> Comparison:
+def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteReader) -> results.Comparison:
     """Compare two inspected models. Raises `UnreadableError` if bytes cannot be read."""
     reader = Pair(reader_a, reader_b)
     relations = Relations(a.checkpoint, b.checkpoint, reader)
@@ -34,7 +25,7 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     config = compare_configs(quantised_config(a), quantised_config(b))
     reasons = tuple(_reasons(a, b, pairs, tensors, config))
     files = tuple(compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b))
-    return Comparison(
+    return results.Comparison(
         a=_side(a),
         b=_side(b),
         same_function=not reasons,
@@ -49,9 +40,9 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     )
 
 
-def _side(inspection: Inspection) -> Side:
+def _side(inspection: Inspection) -> results.Side:
     checkpoint = inspection.checkpoint
-    return Side(
+    return results.Side(
         checkpoint.source,
         checkpoint.format,
         inspection.family.architecture,
@@ -60,9 +51,11 @@ def _side(inspection: Inspection) -> Side:
     )
 
 
-def _tensors(pairs: Sequence[tuple[View, View]], relations: Relations) -> tuple[int, tuple[TensorDifference, ...]]:
+def _tensors(
+    pairs: Sequence[tuple[View, View]], relations: Relations
+) -> tuple[int, tuple[results.TensorDifference, ...]]:
     """Return the number of parameters that are equal in every loader, and the differences of the others."""
-    equal, differing = 0, list[TensorDifference]()
+    equal, differing = 0, list[results.TensorDifference]()
     if not pairs:
         return 0, ()
     every = [view.sources for pair in pairs for view in pair]
@@ -88,16 +81,16 @@ _Seen = tuple[str, Source | None, Source | None, Outcome]
 """A loader, the stored tensors of a parameter in both models, and their difference."""
 
 
-def _differences(name: str, seen: list[_Seen]) -> list[TensorDifference]:
+def _differences(name: str, seen: list[_Seen]) -> list[results.TensorDifference]:
     """Return one difference for each pair of tensors that loaders read for the parameter."""
-    by_tensors: dict[object, TensorDifference] = {}
+    by_tensors: dict[object, results.TensorDifference] = {}
     for loader, a, b, outcome in seen:
         if outcome is None:
             continue
         names = [source.record.name if source else None for source in (a, b)]
         key = (*names, outcome[0])
         loaders = (*(by_tensors[key].loaders if key in by_tensors else ()), loader)
-        by_tensors[key] = TensorDifference(name, names[0], names[1], outcome[0], loaders, outcome[1])
+        by_tensors[key] = results.TensorDifference(name, names[0], names[1], outcome[0], loaders, outcome[1])
     return list(by_tensors.values())
 
 
@@ -108,15 +101,16 @@ def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_i
     assert source is not None  # one of the two models has the name
     if zero_is_absent and relations.is_zero(source.record, in_a=a is not None):
         return None
-    return (Contrast.ONLY_A if b is None else Contrast.ONLY_B), OnlyHere(source.record.shape, source.record.dtype)
+    here = results.OnlyHere(source.record.shape, source.record.dtype)
+    return (results.Contrast.ONLY_A if b is None else results.Contrast.ONLY_B), here
 
 
 def _reasons(
     a: Inspection,
     b: Inspection,
     pairs: Sequence[tuple[View, View]],
-    tensors: tuple[TensorDifference, ...],
-    config: tuple[ConfigDifference, ...],
+    tensors: tuple[results.TensorDifference, ...],
+    config: tuple[results.ConfigDifference, ...],
 ) -> Iterator[str]:
     if tensors:
         first = tensors[0]
@@ -126,7 +120,7 @@ def _reasons(
     for view_a, view_b in pairs:
         if view_a.trouble != view_b.trouble:
             yield f"{view_a.loader} makes another model of one of them: {view_a.trouble or view_b.trouble}"
-    weighty = [difference.path for difference in config if difference.weight is Weight.FUNCTION]
+    weighty = [difference.path for difference in config if difference.weight is results.Weight.FUNCTION]
     if weighty:
         yield f"{count(len(weighty), 'config value')} that may change what is computed, first {shown(weighty[0])}"
     for view_a, view_b in pairs:
@@ -143,7 +137,10 @@ _WEIGHTS = (".onnx", ".onnx_data", ".onnx.data", ".gguf", ".safetensors", ".bin"
 
 
 def _notes(
-    a: Inspection, b: Inspection, config: tuple[ConfigDifference, ...], files: tuple[FileDifference, ...]
+    a: Inspection,
+    b: Inspection,
+    config: tuple[results.ConfigDifference, ...],
+    files: tuple[results.FileDifference, ...],
 ) -> Iterator[str]:
     yield from untold(a)
     yield from untold(b)

@@ -11,15 +11,7 @@ from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Layout
 from tieconv.checkpoint.quantised_matrix import QuantisedMatrix
-from tieconv.checkpoint.results.comparison import (
-    ConfigDifference,
-    Contrast,
-    FileDifference,
-    MatrixDifference,
-    MatrixSide,
-    TensorDifference,
-    Weight,
-)
+from tieconv.checkpoint.results import comparison as results
 from tieconv.checkpoint.results.push import Effect
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
@@ -42,11 +34,11 @@ DTYPES = frozenset({"dtype", "torch_dtype"})
 _ABSENT = object()
 
 
-def compare_configs(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[ConfigDifference, ...]:
+def compare_configs(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[results.ConfigDifference, ...]:
     """Return every value that differs, in the order of the paths."""
     values_a, values_b = dict(_flat(_one_spelling(a), "")), dict(_flat(_one_spelling(b), ""))
     return tuple(
-        ConfigDifference(
+        results.ConfigDifference(
             path, values_a.get(path), values_b.get(path), path in values_a, path in values_b, _weight(path)
         )
         for path in sorted(values_a.keys() | values_b.keys())
@@ -85,17 +77,17 @@ def _same(value_a: object, value_b: object) -> bool:
     return type(value_a) is type(value_b) and (value_a == value_b or (value_a != value_a and value_b != value_b))
 
 
-def _weight(path: str) -> Weight:
+def _weight(path: str) -> results.Weight:
     key = path.rpartition(".")[2]
     if key in COSMETIC or key in DTYPES:
-        return Weight.COSMETIC
-    return Weight.TENSORS if key in (FLAG, DERIVED_KEY) else Weight.FUNCTION
+        return results.Weight.COSMETIC
+    return results.Weight.TENSORS if key in (FLAG, DERIVED_KEY) else results.Weight.FUNCTION
 
 
 _BLOCK = 1024 * 1024
 
 
-def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> Iterator[FileDifference]:
+def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> Iterator[results.FileDifference]:
     """Yield files that only one directory has, or that differ; nothing for models of a single file.
 
     Files on the Hub are compared by their hashes and are not downloaded. Files in an object store are read.
@@ -110,11 +102,11 @@ def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: obje
 
     for name in sorted(a.companions.keys() | b.companions.keys()):
         if name not in b.companions:
-            yield FileDifference(name, Contrast.ONLY_A)
+            yield results.FileDifference(name, results.Contrast.ONLY_A)
         elif name not in a.companions:
-            yield FileDifference(name, Contrast.ONLY_B)
+            yield results.FileDifference(name, results.Contrast.ONLY_B)
         elif a.companions[name] != b.companions[name] or not equal(name):
-            yield FileDifference(name, Contrast.DISTINCT)
+            yield results.FileDifference(name, results.Contrast.DISTINCT)
 
 
 def _same_bytes(folder_a: Path, folder_b: Path, name: str) -> bool:
@@ -136,8 +128,8 @@ _Records = dict[str, TensorRecord]
 
 
 def matrix_differences(
-    a: Inspection, b: Inspection, tensors: tuple[TensorDifference, ...], reader: Pair
-) -> Iterator[MatrixDifference]:
+    a: Inspection, b: Inspection, tensors: tuple[results.TensorDifference, ...], reader: Pair
+) -> Iterator[results.MatrixDifference]:
     """Yield each quantised matrix of which a part differs, with the proved relation of both sides.
 
     Both models on this machine: every value is compared. Raises what the reader raises.
@@ -154,7 +146,7 @@ def matrix_differences(
         left, right = _moved(tables[0], "A", a, records), _moved(tables[1], "B", b, records)
         if left is not None and right is not None:
             relation = relate_tables(left, right, records, reader, depth)
-        yield MatrixDifference(name, _side(tables[0]), _side(tables[1]), parts, relation)
+        yield results.MatrixDifference(name, _side(tables[0]), _side(tables[1]), parts, relation)
 
 
 def _float(model: Inspection, name: str) -> TensorRecord | None:
@@ -178,12 +170,12 @@ def _moved(table: Table | None, side: str, model: Inspection, records: _Records)
     return replace(table, parts=parts)
 
 
-def _side(table: Table | None) -> MatrixSide | None:
+def _side(table: Table | None) -> results.MatrixSide | None:
     if table is None:
         return None
     if isinstance(table, QuantisedMatrix):
-        return MatrixSide(table.scheme, table.bits, table.shape)
-    return MatrixSide(table.dtype, None, (table.shape[0], table.shape[1]) if len(table.shape) == 2 else None)
+        return results.MatrixSide(table.scheme, table.bits, table.shape)
+    return results.MatrixSide(table.dtype, None, (table.shape[0], table.shape[1]) if len(table.shape) == 2 else None)
 
 
 # Describe the change from one model to another, tensor by tensor and config value by config value.

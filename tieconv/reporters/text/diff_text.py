@@ -7,33 +7,21 @@ from typing import assert_never
 
 from tieconv.checkpoint.phrases import measured
 from tieconv.checkpoint.relation import Absent, Aliased, Canonical, proved
-from tieconv.checkpoint.results.comparison import (
-    Comparison,
-    ConfigDifference,
-    Contrast,
-    ForwardScale,
-    MatrixDifference,
-    MatrixSide,
-    OnlyHere,
-    Shapes,
-    TensorDifference,
-    Values,
-    Weight,
-)
+from tieconv.checkpoint.results import comparison as results
 from tieconv.reporters.text import Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_text import related
 from tieconv.text import count, shown, size
 
 _SHOWN = 20
-_ONLY = {Contrast.ONLY_A: "only in A", Contrast.ONLY_B: "only in B"}
+_ONLY = {results.Contrast.ONLY_A: "only in A", results.Contrast.ONLY_B: "only in B"}
 _WEIGHTS = {
-    Weight.COSMETIC: "cosmetic",
-    Weight.TENSORS: "decided by the tensors",
-    Weight.FUNCTION: "may change the outputs",
+    results.Weight.COSMETIC: "cosmetic",
+    results.Weight.TENSORS: "decided by the tensors",
+    results.Weight.FUNCTION: "may change the outputs",
 }
 
 
-def render(comparison: Comparison, paint: Paint = plain, width: int | None = None) -> str:
+def render(comparison: results.Comparison, paint: Paint = plain, width: int | None = None) -> str:
     """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
     blocks = ["\n".join(_title(comparison, paint, width))]
     parts = {part for matrix in comparison.matrices for part in matrix.parts}
@@ -53,7 +41,7 @@ def render(comparison: Comparison, paint: Paint = plain, width: int | None = Non
     return "\n\n".join(blocks)
 
 
-def _title(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:
+def _title(comparison: results.Comparison, paint: Paint, width: int | None) -> Iterator[str]:
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
         architecture = shown(side.architecture) if side.architecture else "no known architecture"
         amount = f"{count(side.tensors, 'tensor')}, {size(side.bytes_stored)}"
@@ -68,7 +56,7 @@ def _limited(rows: Iterator[tuple[str, ...]], width: int | None) -> list[str]:
     return [*lines, f"  … and {left:,} more (--json lists them)"] if left > 0 else lines
 
 
-def _matrix(difference: MatrixDifference) -> tuple[str, ...]:
+def _matrix(difference: results.MatrixDifference) -> tuple[str, ...]:
     a, b = (_described(side) for side in (difference.a, difference.b))
     if difference.relation is None:
         only = f"only in {'A' if difference.b is None else 'B'}: {a or b} in {count(len(difference.parts), 'part')}"
@@ -77,33 +65,33 @@ def _matrix(difference: MatrixDifference) -> tuple[str, ...]:
     return shown(difference.name), f"{which}: {related(difference.relation)}"
 
 
-def _described(side: MatrixSide | None) -> str:
+def _described(side: results.MatrixSide | None) -> str:
     if side is None:
         return ""
     bits = f", {count(side.bits, 'bit')}" if side.bits else ""
     return f"{shown(side.scheme) or 'unknown scheme'}{bits}"
 
 
-def _tensor(difference: TensorDifference) -> tuple[str, ...]:
+def _tensor(difference: results.TensorDifference) -> tuple[str, ...]:
     loaders = "" if len(difference.loaders) > 1 else f" (as {difference.loaders[0]} loads it)"
     return shown(difference.name), _contrast(difference) + loaders
 
 
-def _contrast(difference: TensorDifference) -> str:
+def _contrast(difference: results.TensorDifference) -> str:
     match difference.evidence:
-        case OnlyHere(shape=shape, dtype=dtype):
+        case results.OnlyHere(shape=shape, dtype=dtype):
             return f"{_ONLY[difference.contrast]}: {list(shape)} {shown(dtype)}"
-        case Shapes(a=a, b=b):
+        case results.Shapes(a=a, b=b):
             return f"shape {list(a)} against {list(b)}"
-        case ForwardScale(reason=reason):
+        case results.ForwardScale(reason=reason):
             return shown(reason)
-        case Values(relation=relation):
+        case results.Values(relation=relation):
             return _relation(difference.contrast, relation)
         case _:
             assert_never(difference.evidence)
 
 
-def _relation(contrast: Contrast, relation: proved.Relation) -> str:
+def _relation(contrast: results.Contrast, relation: proved.Relation) -> str:
     match relation:
         case proved.Transposed():
             return "transposed"
@@ -127,7 +115,7 @@ def _relation(contrast: Contrast, relation: proved.Relation) -> str:
             assert_never(relation)
 
 
-def _config(difference: ConfigDifference) -> tuple[str, ...]:
+def _config(difference: results.ConfigDifference) -> tuple[str, ...]:
     old, new = _value(difference.a, difference.in_a), _value(difference.b, difference.in_b)
     return shown(difference.path), f"{old} → {new}", _WEIGHTS[difference.weight]
 
@@ -139,7 +127,7 @@ def _value(value: object, present: bool) -> str:
     return text if text.strip() else f'"{text}"'
 
 
-def _verdict(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:
+def _verdict(comparison: results.Comparison, paint: Paint, width: int | None) -> Iterator[str]:
     verb = "is" if comparison.equal == 1 else "are"
     yield f"{count(comparison.equal, 'parameter')} {verb} equal ({size(comparison.bytes_compared)} read)."
     for note in comparison.notes:
