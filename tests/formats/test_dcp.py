@@ -16,8 +16,7 @@ import tieconv as api
 from tieconv.checkpoint.inspection import State
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError
-from tieconv.formats import dcp_metadata
-from tieconv.formats import dcp_metadata as dcp_pickle
+from tieconv.formats import dcp
 
 torch = pytest.importorskip("torch")
 EMBED, HEAD = "model.model.embed_tokens.weight", "model.lm_head.weight"
@@ -179,8 +178,7 @@ def test_flipped_bytes_never_crash(folder: Path) -> None:
 
 
 def test_size_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp_pickle, "LIMIT", 10)
-    monkeypatch.setattr(dcp_metadata, "LIMIT", 10)
+    monkeypatch.setattr(dcp, "LIMIT", 10)
     assert code(folder) == "dcp.too-large"
 
 

@@ -129,7 +129,7 @@ def _dcp(path: str) -> dict[str, list[object]]:
     from torch.distributed.checkpoint import FileSystemReader, filesystem
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 
-    from tieconv.formats.dcp_metadata import ALLOWED
+    from tieconv.formats.dcp import ALLOWED
 
     class Restricted(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> object:
