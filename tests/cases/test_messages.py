@@ -86,6 +86,12 @@ def into_torch(path: Path, change: Callable[[Tensors], object], *, tied: bool = 
     llama(tied=tied).load_state_dict(load_file(saved(path, change, tied=tied) / "model.safetensors"))
 
 
+def saved_shared(path: Path) -> None:
+    model = llama(tied=False)
+    model.model.layers[0].mlp.up_proj.weight = model.model.layers[0].mlp.gate_proj.weight
+    model.save_pretrained(path)
+
+
 def larger(*names: str) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.update({name: torch.zeros(10, 4) for name in names})
 
@@ -135,7 +141,7 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
         lambda path: safe_open(saved(path, dict, tied=True) / "model.safetensors", "pt").get_tensor(HEAD),
         lambda path: into_torch(path, dict, tied=True),
     ),
-    "C25": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE}, path / "x"),),
+    "C25": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE}, path / "x"), lambda path: saved_shared(path)),
     "C26": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE.t()}, path / "x"),),
     "C27": (lambda path: save_model(Views(), str(path / "x")),),
     "C30": (lambda path: empty_dtype(path / "x"),),

@@ -228,16 +228,19 @@ def test_surplus_layers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["the last two", "one tensor of one layer", "the last norm"])
 def test_strict_loaders_fail(name: str, tmp_path: Path) -> None:
-    """As safetensors 0.8.0 and mlx-lm 0.32.2 do. The others fill in the parameter: the head is the same."""
+    """As safetensors 0.8.0, mlx-lm 0.32.2, llama.cpp and vLLM 0.28 and 0.32 do. vLLM does not miss a single matrix."""
     config, tensors, message = CASES[name]
     folder = save(tmp_path / "model", {**config, "max_position_embeddings": 8, "rope_theta": 1e4}, tensors)  # type: ignore[dict-item]
-    rows = api.inspect(folder, consumers="safetensors,mlx-lm,transformers").consumers
+    rows = api.inspect(folder, consumers="safetensors,mlx-lm,transformers,llama.cpp,vllm").consumers
     outcomes = {f"{row.name} {row.version}": (str(row.outcome), row.detail) for row in rows}
-    for loader in ("safetensors 0.8", "mlx-lm <0.32", "mlx-lm 0.32"):
+    strict = ("safetensors 0.8", "mlx-lm <0.32", "mlx-lm 0.32", "llama.cpp 2026")
+    not_missed = name == "one tensor of one layer"
+    for loader in strict if not_missed else (*strict, "vllm <0.29", "vllm >=0.29"):
         outcome, reason = outcomes[loader]
         assert outcome == "error" and f"the file does not contain {message.split()[0]}" in reason, outcomes
-    outcome, reason = outcomes["transformers 5.x"]
-    assert outcome == "tied" and reason.endswith("; for the layers see STO006")
+    for loader in ("transformers 5.x", *(("vllm <0.29", "vllm >=0.29") if not_missed else ())):
+        outcome, reason = outcomes[loader]
+        assert outcome == "tied" and reason.endswith("; for the layers see STO006")
 
 
 def test_rows_name_the_rules_about_layers(tmp_path: Path) -> None:
@@ -245,21 +248,37 @@ def test_rows_name_the_rules_about_layers(tmp_path: Path) -> None:
     whole = save(tmp_path / "whole", FOUR, WHOLE)
     both = save(tmp_path / "both", FOUR, {**without(WHOLE, *NORM), **layers([4])})
     for folder, end in {whole: "model.embed_tokens.weight", both: "; for the layers see STO006 and STO007"}.items():
-        rows = api.inspect(folder, consumers="transformers,vllm").consumers
+        rows = api.inspect(folder, consumers="transformers,sglang").consumers
         assert rows and all(row.detail.endswith(end) for row in rows)
 
 
 def _rows(folder: Path, config: Config, tensors: Tensors) -> dict[str, tuple[str, str]]:
     sizes = {"max_position_embeddings": 8, "rope_theta": 1e4}
-    rows = api.inspect(save(folder, {**config, **sizes}, tensors), consumers="safetensors,mlx-lm").consumers  # type: ignore[dict-item]
+    rows = api.inspect(
+        save(folder, {**config, **sizes}, tensors), consumers="safetensors,mlx-lm,llama.cpp,vllm>=0.29"
+    ).consumers  # type: ignore[dict-item]
     return {row.name: (str(row.outcome), row.detail) for row in rows}
 
 
 def test_strict_loaders_refuse_surplus_layers(tmp_path: Path) -> None:
-    """As safetensors 0.8.0 and mlx-lm 0.32.2 do. mlx-lm's types whose layers differ may drop them: no claim."""
+    """As safetensors 0.8.0, mlx-lm 0.32.2, llama.cpp and vLLM 0.32 do; classes whose layers differ may drop them."""
     rows = _rows(tmp_path / "alike", FOUR, {**WHOLE, **layers([4])})
-    assert {name: outcome for name, (outcome, _) in rows.items()} == {"safetensors": "error", "mlx-lm": "error"}
+    assert len(rows) == 4 and {outcome for outcome, _ in rows.values()} == {"error"}
     assert all("has no layer model.layers.4" in reason for _, reason in rows.values())
+
+
+def test_what_the_programs_that_run_models_do_not_miss(tmp_path: Path) -> None:
+    """vLLM 0.32 looks for norms alone, which an OLMo lacks. llama.cpp's converter drops DeepSeek's further layers."""
+    named = {name.replace("input_layernorm", "self_attn.k_proj"): tensor for name, tensor in layers([0, 1]).items()}
+    olmo = {**FOUR, "architectures": ["OlmoForCausalLM"], "model_type": "olmo"}
+    lacking = _rows(tmp_path / "olmo", olmo, {**llama(), **named})
+    assert lacking["llama.cpp"][0] == "error" and lacking["vllm"][1].endswith("; for the layers see STO006")
+    quantised = {**FOUR, "quantization_config": {"quant_method": "fp8"}}
+    lacking = _rows(tmp_path / "fp8", quantised, without(WHOLE, "model.layers.2."))
+    assert lacking["llama.cpp"][0] == "error" and lacking["vllm"][1].endswith("; for the layers see STO006")
+    deepseek = {**FOUR, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+    more = _rows(tmp_path / "deepseek", deepseek, {**WHOLE, **layers([4])})
+    assert more["vllm"][0] == "error" and more["llama.cpp"][1].endswith("; for the layers see STO007")
 
 
 def test_mlx_lm_does_not_read_the_vision_part(tmp_path: Path) -> None:

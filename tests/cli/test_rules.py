@@ -122,6 +122,7 @@ def test_a_message_leads_to_its_cases() -> None:
         assert [*find_cases(word)] == ["C04"]
     shown = ok("explain", "KeyError: 'lm_head.weight'").stdout
     assert shown.startswith(
+        "2 causes can lead to this message. The files show which one it is.\n\n"
         "C04 A loader or converter refuses the head's name.\n"
         "    Fix: tieconv retie MODEL -o OUT\n"
         "    Rules: CON003 (loader-refuses) and TIE002 (redundant-copy)\n"

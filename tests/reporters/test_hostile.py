@@ -176,6 +176,7 @@ def test_github_messages_and_paths_come_back() -> None:
         found = entry(message=bait, file=f"x{bait}y", remedy=None)
         line = check.render("github", CheckReport((CheckedModel("m", (found,)),), Level.ERROR)).split("\n")[0]
         command = readers.command(line)
-        assert command is not None and command.message == view.line(bait)
+        message = f"{view.line(bait).removesuffix('.')}. Next: tieconv explain TIE001"
+        assert command is not None and command.message == message
         assert command.properties["title"] == f"TIE001 in {view.line(f'm/x{bait}y')}"
         assert command.properties.get("file") in (None, posixpath.normpath(f"m/x{bait}y"))

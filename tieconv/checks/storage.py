@@ -232,7 +232,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     tensors. In a quantised model it only looks for whole layers.
 
     ## Why it matters
-    transformers fills missing tensors with untrained values and only prints a load report. mlx-lm fails to load the model.
+    transformers fills missing tensors with untrained values and only prints a load report. mlx-lm and llama.cpp fail. vLLM
+    0.32 fails for a layer or a norm. Without a single matrix it runs on uninitialised memory and prints nothing.
     One cause is a save that lost a rank. Others are layers removed under an old config, and a merge of too few files.
 
     ## Example
@@ -257,7 +258,7 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
         )
 
 
-@rule("STO007", "surplus-layer", Level.WARNING)
+@rule("STO007", "surplus-layer", Level.ERROR)
 def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
     """The files store a layer that the config does not count.
 
@@ -267,13 +268,13 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## Why it matters
     transformers leaves these layers out and only prints a load report. If the model was trained with them, it then computes
-    something else. mlx-lm fails to load a model whose layers are alike. One cause is the config of a smaller model beside
+    something else. mlx-lm, vLLM and llama.cpp fail to load a model whose layers are alike. One cause is the config of a smaller model beside
     the weights. Another is a number that somebody lowered for a test.
 
     ## Example
     A Llama with 5 layers whose config says 4:
 
-        warning STO007: model.layers.4 is stored, but the config says 4 layers
+        error STO007: model.layers.4 is stored, but the config says 4 layers
         (num_hidden_layers). transformers leaves it out.
 
     ## How to fix

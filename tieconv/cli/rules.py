@@ -14,7 +14,7 @@ from tieconv.api.check import find_cases, find_rule, select_rules
 from tieconv.cli.options import common_options, complete_rules, json_option, rules_option
 from tieconv.cli.screen import document, echo, has_colour, paint, width
 from tieconv.install import documentation
-from tieconv.text import in_words
+from tieconv.text import count, in_words
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -157,6 +157,8 @@ def explain_command(rule: str) -> None:
     find them and a guide. A terminal shows the text rendered; a pipe gets its Markdown.
     """
     if cases := find_cases(rule):
+        if len(cases) > 1:
+            echo(f"{count(len(cases), 'cause')} can lead to this message. The files show which one it is.\n")
         for name, case in cases.items():
             echo(f"{paint(name, 'heading')} {case['symptom']}")
             texts = {"Fix": case["fix"], "Rules": in_words(case["rules"], 9) if case["rules"] else ""}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import assert_never
 
 from tieconv.architectures import effective_flag, locate, spelled, unexplained
+from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import BLOCKING, OPENED, TWO_FORMATS, Layout, weight_map
@@ -17,7 +19,7 @@ from tieconv.checkpoint.tie_group import BiasState, Head, Member, OutputBias, Ti
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import fits
 from tieconv.loaders import release_tables
-from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, unknown
+from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal, missing, unknown
 from tieconv.text import in_words, shown, with_type
 
 
@@ -197,6 +199,24 @@ def undeclared_rows(inspection: Inspection, tables: Mapping[str, int]) -> Refusa
 def row_count(inspection: Inspection, name: str) -> int:
     """Return the rows of a stored tensor; 0 for a scalar."""
     return next(iter(inspection.checkpoint.tensors[name].shape), 0)
+
+
+def layers_refused(
+    inspection: Inspection, pair: Pair, is_missed: Callable[[str], bool] = bool, *, drops_surplus: bool = False
+) -> Iterator[Refusal]:
+    """Yield what a strict loader of language models says of missing and surplus layers, and of a missing last norm.
+
+    Such loaders drop the tensors of images and sounds. Classes whose layers differ may drop surplus ones: no claim.
+    ``is_missed`` says whether the loader looks for a name, or for a layer's.
+    """
+    parent = pair.embedding.removesuffix(".weight").rpartition(".")[0]
+    own = re.compile(rf"{re.escape(f'{parent}.' if parent else '')}(\w+\.\d+|[^.]+\.)[^.]*")
+    for _, names in missing_layers(inspection):
+        if own.match(names[0]) and any(map(is_missed, names)):
+            yield missing(names)
+    for _, names, alike in () if drops_surplus else surplus_layers(inspection):
+        if alike and own.match(names[0]):
+            yield Refusal(Cause.NAMES, f"the model class has no layer {in_words(names)}", tuple(names))
 
 
 # List the tied groups of an architecture for a loader, also those without a stored name.

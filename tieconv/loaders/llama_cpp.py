@@ -40,6 +40,8 @@ def load(inspection: Inspection) -> Loaded:
     embeddings = tuple(name for name in inspection.checkpoint.tensors if name in names)
     dropped = _dropped(inspection, treatment, pair)
     refusal = names_refused(inspection, treatment, pair, stored=bool(embeddings), dropped=dropped)
+    drops = converted_class(inspection) in release_tables.by_type(_RELEASE, "classes")["drops layers"]
+    refusal = refusal or next(evidence.layers_refused(inspection, pair, drops_surplus=drops), None)
     if refusal is not None:
         return stopped(_LOADER, refusal)
     refusal = rows_refused(inspection, pair, embeddings[0], dropped=dropped)

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from tieconv.architectures.effective_flag import FLAG
-from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.value_type import record
@@ -81,15 +80,8 @@ def _head_refused(inspection: Inspection, kind: str, pair: evidence.Pair, tied: 
     bias, tensors = evidence.stored_bias(inspection), inspection.checkpoint.tensors
     if not pair.has_embedding:
         return other_spelling(inspection, pair) or missing([pair.embedding])
-    parent = pair.embedding.removesuffix(".weight").rpartition(".")[0]
-    own = re.compile(rf"{re.escape(f'{parent}.' if parent else '')}(\w+\.\d+|[^.]+\.)[^.]*")
-    # The tensors of images and sounds are dropped, and types whose layers differ drop those for more tokens.
-    for _, names in missing_layers(inspection):
-        if own.match(names[0]):
-            return missing(names)
-    for _, names, alike in surplus_layers(inspection):
-        if alike and own.match(names[0]):
-            return Refusal(Cause.NAMES, f"the model class has no layer {in_words(names)}", tuple(names))
+    if (refusal := next(evidence.layers_refused(inspection, pair), None)) is not None:
+        return refusal
     if bias and "bias" not in kind:
         return Refusal(Cause.NAMES, f"the model class has no parameter {in_words(bias)}", bias)
     if not bias and "bias" in kind:

@@ -10,6 +10,7 @@ If any folder has a file named `consolidated*.safetensors`, newer releases load 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -129,6 +130,7 @@ _RELEASES = (
 # Say which stored tensors vLLM's embedding and head get, by the kind of the class and the tie flag.
 
 _HEAD = "lm_head.weight"
+_NORM = re.compile(r"norm|\bln_")
 _PER_LAYER = "hidden_size_per_layer_input"
 
 
@@ -234,6 +236,15 @@ class Tables:
         if stored and "refuses" in self.kind:
             yield Refusal(Cause.NAMES, f"vLLM's class has no parameter for {shown(stored[0])}", stored[:1])
         yield from self.model.undeclared_rows(loaded)
+        inspection = self.model.inspection
+        if inspection.quantised is None and "quantization_config" not in inspection.checkpoint.config_values:
+            yield from evidence.layers_refused(inspection, pair, self._is_missed)
+
+    def _is_missed(self, name: str) -> bool:
+        """Return whether vLLM misses a layer or a tensor: it exempts all but norms (track_weights_loading)."""
+        start = name.rpartition(".")[0] if name[-1].isdigit() else name
+        names = (name, *self.model.inspection.checkpoint.tensors)
+        return any(_NORM.search(each) for each in names if each.startswith(start))
 
 
 def _equal(inspection: Inspection, first: str, second: str, dtype: str | None) -> bool | None:

@@ -85,5 +85,5 @@ def _listed(entries: list[CheckedFinding]) -> str:
 def _lines(entry: CheckedFinding) -> Iterator[str]:
     where = f"{view.line(entry.file)}: " if entry.file else ""
     yield f"{entry.finding.level} {where}{view.line(entry.finding.message)}"
-    if entry.finding.remedy:
-        yield f"next: {entry.finding.remedy.advice}"
+    if step := view.next_step(entry.finding):
+        yield f"next: {step}"
