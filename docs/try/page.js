@@ -84,7 +84,8 @@ function send(words, next) {
   [waiting, asked] = [next, words];
   started = performance.now();
   say("Running …");
-  running = [models.first, words[0] === "diff" ? models.second : null].filter((model) => model && words[0] !== "explain");
+  const both = words[0] === "diff" || words.includes("--base");
+  running = [models.first, both ? models.second : null].filter((model) => model && words[0] !== "explain");
   const folder = words[0] !== "diff" && models.first?.alone ? models.first.name : "";
   worker.postMessage({ words, models: running.filter((model) => model.entries), folder });
   update();
@@ -114,6 +115,12 @@ const path = (slot, compared = false) => {
   return own.startsWith("-") ? `./${own}` : own;
 };
 
+const isAdapter = ({ entries }) => entries?.some((entry) => entry.name.endsWith("adapter_config.json"));
+
+// An adapter is compared with its base, the second model. Models below a model are checked too.
+const base = () => (isAdapter(models.first) && models.second ? ["--base", path("second", true)] : []);
+const below = () => (models.first.entries?.some((entry) => entry.name.includes("/")) ? ["--recursive"] : []);
+
 function ask(words) {
   send(words, (answer) => show(words, answer));
 }
@@ -134,11 +141,11 @@ function show(words, answer) {
 }
 
 // What rules read that a browser does not give to a page.
-function unchecked({ entries }) {
-  if (!entries) return "";
-  const adapter = entries.some((entry) => entry.name.endsWith("adapter_config.json"));
-  const base = "PEF001, PEF002, PEF004 and PEF005 against the base model, because the page reads only this directory.";
-  return `Not checked: SEC001, because a browser hides symlinks.${adapter ? ` Not checked: ${base}` : ""}`;
+function unchecked(model) {
+  if (!model.entries) return "";
+  const alone = isAdapter(model) && !models.second;
+  const rules = "PEF001, PEF002, PEF004 and PEF005 against the base model. Choose it as the second model.";
+  return `Not checked: SEC001, because a browser hides symlinks.${alone ? ` Not checked: ${rules}` : ""}`;
 }
 
 function made(tag, text, properties = {}) {
@@ -157,8 +164,8 @@ function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
-element("inspect").onclick = () => ask(["inspect", path("first"), "--consumers", ...(element("full").checked ? ["--depth", "full"] : [])]);
-element("check").onclick = () => ask(["check", path("first")]);
+element("inspect").onclick = () => ask(["inspect", path("first"), "--consumers", ...base(), ...(element("full").checked ? ["--depth", "full"] : [])]);
+element("check").onclick = () => ask(["check", path("first"), ...base(), ...below()]);
 element("diff").onclick = () => ask(["diff", path("first", true), path("second", true)]);
 element("plan-form").onsubmit = (event) => {
   event.preventDefault();

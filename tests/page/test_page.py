@@ -193,19 +193,46 @@ def test_each_rule_reports_what_it_reports_on_the_command_line(page: Page, tmp_p
     assert sum(answer[0] == 1 for answer in expected.values()) > 30
 
 
-def test_rules_that_read_outside_the_directory_are_not_checked(page: Page, tmp_path: Path) -> None:
+def test_rules_that_read_outside_the_directory_are_not_checked(site: Path, tmp_path: Path) -> None:
     """The page names them, and says nothing of the kind where another rule speaks or a command is not `check`."""
-    for code, named in (("SEC001", ["SEC001"]), ("PEF004", ["SEC001", "PEF001", "PEF002", "PEF004", "PEF005"])):
-        build = builder(code, "bad")
-        assert build is not None
-        (tmp_path / code).mkdir()
-        build(tmp_path / code / "model")
-        shutil.rmtree(tmp_path / code / "model" / "base", ignore_errors=True)
-        page.choose(tmp_path / code / "model")
-        page.ask("#check")
-        assert re.findall(r"[A-Z]{3}\d{3}", page.tab.evaluate("unchecked.textContent")) == named
-    page.ask("#inspect")
-    assert page.tab.evaluate("unchecked.textContent") == ""
+    with loaded(site, tmp_path / "profile", tmp_path / "downloads") as page:  # without a second model
+        for code, named in (("SEC001", ["SEC001"]), ("PEF004", ["SEC001", "PEF001", "PEF002", "PEF004", "PEF005"])):
+            build = builder(code, "bad")
+            assert build is not None
+            (tmp_path / code).mkdir()
+            build(tmp_path / code / "model")
+            shutil.rmtree(tmp_path / code / "model" / "base", ignore_errors=True)
+            page.choose(tmp_path / code / "model")
+            page.ask("#check")
+            assert re.findall(r"[A-Z]{3}\d{3}", page.tab.evaluate("unchecked.textContent")) == named
+        page.ask("#inspect")
+        assert page.tab.evaluate("unchecked.textContent") == ""
+
+
+def test_an_adapter_gets_its_base(page: Page, tmp_path: Path) -> None:
+    """The second model is the base, for `inspect` and `check`, and the rules about it are then checked."""
+    build = builder("PEF004", "bad")
+    assert build is not None
+    build(tmp_path / "adapter")
+    base = shutil.move(tmp_path / "adapter" / "base", tmp_path / "base")
+    page.choose(tmp_path / "adapter")
+    page.tab.click("summary")
+    page.choose(Path(base), "second")
+    words = ["check", "adapter", "--base", "base"]
+    ((code, out, err),) = command_line((tmp_path, words))
+    assert page.ask("#check") == (code, out + err) and code == 1 and "PEF004" in out
+    assert page.tab.evaluate("document.querySelector('#command').textContent") == f"tieconv {' '.join(words)}"
+    assert "PEF" not in page.tab.evaluate("unchecked.textContent")
+    assert "PEF004" in page.ask("#inspect")[1]
+    page.tab.click("summary")
+
+
+def test_models_below_a_model_are_checked(page: Page, tmp_path: Path) -> None:
+    shutil.copytree(MODELS / "llama-tied", tmp_path / "outer")
+    shutil.copytree(MODELS / "llama-duplicated", tmp_path / "outer" / "inner")
+    page.choose(tmp_path / "outer")
+    ((code, out, err),) = command_line((tmp_path, ["check", "outer", "--recursive"]))
+    assert page.ask("#check") == (code, out + err) and code == 1 and "outer/inner: failed" in out
 
 
 def drop(page: Page, path: Path) -> None:
