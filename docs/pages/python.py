@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import tieconv
 from pages.python_examples import EXAMPLES
@@ -48,6 +49,7 @@ are not in `tieconv` itself: they belong to the program that calls them.
 
 ::: tieconv.integrations.pytest.tied_model_check
 """
+_WIDTH = 100
 _SECTIONS = {
     "Read": lambda name, value: inspect.isfunction(value) and name.islower() and not _writes(name),
     "Write": lambda name, value: inspect.isfunction(value) and _writes(name),
@@ -70,13 +72,33 @@ def _members(value: type) -> str:
     return f"[{', '.join(name for name in names if not name.startswith('_'))}]"
 
 
+def _signature(name: str, value: Any) -> str:
+    """Return the call with its annotations, on one line or with a line for each parameter."""
+    parameters = inspect.signature(value).parameters.values()
+    words = [f"{each}".replace("'", "") if each.default is each.empty else _with_default(each) for each in parameters]
+    first = next((number for number, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY), None)
+    if first is not None:
+        words.insert(first, "*")
+    end = f") -> {inspect.signature(value).return_annotation}"
+    line = f"tieconv.{name}({', '.join(words)}{end}"
+    return line if len(line) <= _WIDTH else "\n".join((f"tieconv.{name}(", *(f"    {word}," for word in words), end))
+
+
+def _with_default(parameter: inspect.Parameter) -> str:
+    default = "..." if callable(parameter.default) else repr(parameter.default)
+    return f"{parameter.name}: {parameter.annotation} = {default}"
+
+
 def _sections() -> Iterator[str]:
     names = {name: getattr(tieconv, name) for name in tieconv.__all__ if not name.startswith("__")}
     for title, belongs in _SECTIONS.items():
         yield f"## {title}\n"
         for name, value in names.items():
             if belongs(name, value):
-                members = f"      members: {_members(value)}\n" if inspect.isclass(value) else ""
-                home = f"{value.__module__}.{value.__qualname__}"
-                yield f"::: {home}\n    options:\n      heading: tieconv.{name}\n{members}"
+                home = f"::: {value.__module__}.{value.__qualname__}\n    options:\n"
+                if inspect.isclass(value):
+                    yield f"{home}      heading: tieconv.{name}\n      members: {_members(value)}\n"
+                else:  # a reader without the site sees the call too
+                    yield f"### tieconv.{name}\n\n```python\n{_signature(name, value)}\n```\n"
+                    yield f"{home}      show_root_heading: false\n      show_signature: false\n"
                 yield f"```pycon\n{EXAMPLES[name]}```\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import re
 import runpy
 import shutil
@@ -30,7 +31,12 @@ def test_every_public_name_has_an_example() -> None:
     assert set(EXAMPLES) == set(tieconv.__all__) - {"__version__"}
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     for name, example in EXAMPLES.items():
-        assert f"heading: tieconv.{name}\n" in page and f"```pycon\n{example}```" in page
+        assert f"```pycon\n{example}```" in page
+        if name[0].isupper():
+            assert f"heading: tieconv.{name}\n" in page
+        else:
+            call = page.split(f"### tieconv.{name}\n\n```python\n")[1].split("```")[0]
+            assert all(parameter in call for parameter in inspect.signature(getattr(tieconv, name)).parameters)
 
 
 def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
