@@ -11,7 +11,7 @@ from tests.docs.test_walks import walked
 
 PACKAGE = Path(__file__).parents[2] / "tieconv"
 
-LINES = 74_410
+LINES = 74_447
 FILES = 289
 IMPORT_SHARE = 0.0567
 """Lines of import statements among all lines."""

@@ -39,9 +39,9 @@ def missing_head(inspection: Inspection) -> Iterator[Finding]:
     `"tie_word_embeddings": false`, only the embedding stored:
 
         error TIE003: lm_head.weight is missing, but the config says untied.
-        transformers fills it with random values. Run retie if the model is tied to
-        model.embed_tokens.weight, or untie to store a copy of it. A head that was
-        trained separately is lost.
+        transformers fills it with random values. If the head was trained
+        separately, get the file that has it. If the model is tied to
+        model.embed_tokens.weight, run retie, or untie to store a copy.
 
     ## How to fix
     Only you know whether the flag or the file is wrong. Usually a tool lost the flag, and the head is the embedding. Then
@@ -89,8 +89,8 @@ def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> 
     if inspection.family.mlx_names:
         outcome = "mlx-lm and mlx-vlm fail to load the model"
     remedy = remedies.retie(inspection, safe=False) or remedies.untie(inspection, safe=False)
-    choice = f" Run retie if the model is tied to {evidence.listed([embedding])}, or untie to store a copy of it."
-    choice += " A head that was trained separately is lost."
+    choice = " If the head was trained separately, get the file that has it. "
+    choice += f"If the model is tied to {evidence.listed([embedding])}, run retie, or untie to store a copy."
     return missing_head.finding(
         f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}.{choice if remedy else ''}",
         (head, embedding),
