@@ -17,3 +17,9 @@ def model(models: Path, tmp_path: Path) -> Callable[[str], Path]:
         return Path(shutil.copytree(models / name, tmp_path / name))
 
     return copy
+
+
+@pytest.fixture
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work where no settings of this project are found."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))

@@ -22,12 +22,7 @@ from tests.patience import HANGS
 
 ROOT = Path(__file__).parents[2]
 Copy = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of this project are found."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def document(line: str, *more: str | Path) -> dict[str, Any]:

@@ -29,12 +29,7 @@ MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 
 ROOT = Path(__file__).parents[2]
 Copy = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of this project are found."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

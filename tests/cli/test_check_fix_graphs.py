@@ -21,12 +21,7 @@ from tests.onnx.graphs import copies, outputs, same_bits, tensors
 from tests.onnx.share.test_bits import made
 
 V = 96
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of this project are found."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

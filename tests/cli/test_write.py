@@ -16,14 +16,11 @@ from safetensors.torch import load_file as load_torch
 
 import tieconv
 from tests.cli.run import ok, refused, run
+from tests.cli.stored import snapshot
 from tests.schemas import validate
 from tieconv.cli import write
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "plan.schema.json").read_text())
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def names(folder: Path) -> set[str]:
@@ -41,16 +38,6 @@ def flags(folder: Path) -> list[object]:
         if isinstance(value, dict) and "tie_word_embeddings" in value
     ]
     return [config["tie_word_embeddings"], *nested]
-
-
-@pytest.fixture
-def model(models: Path, tmp_path: Path):
-    """A writable copy of a fixture by name."""
-
-    def copy(name: str) -> Path:
-        return Path(shutil.copytree(models / name, tmp_path / name))
-
-    return copy
 
 
 def test_typed_in_a_model_directory_it_prints_the_plan(model, monkeypatch: pytest.MonkeyPatch) -> None:

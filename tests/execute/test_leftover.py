@@ -64,61 +64,47 @@ def symlink(path: Path, _model: Path) -> None:
     path.symlink_to("elsewhere")
 
 
-def open_to_the_group(path: Path, _model: Path) -> None:
-    marked(path)
-    os.chmod(path, 0o770)
-
-
-def open_to_others(path: Path, _model: Path) -> None:
-    marked(path)
-    os.chmod(path, 0o1777)
-
-
-def marker_open_to_others(path: Path, _model: Path) -> None:
-    marked(path)
-    os.chmod(path / "owner", 0o666)
-
-
-def foreign_directory(path: Path, _model: Path) -> None:
-    marked(path)
-    os.chown(path, 4321, 4321)
-
-
-def foreign_marker(path: Path, _model: Path) -> None:
-    marked(path)
-    os.chown(path / "owner", 4321, 4321)
-
-
-def other_machine(path: Path, _model: Path) -> None:
-    marked(path, Owner(1, "another-machine", "another-boot", 1).encode())
-
-
-def living(path: Path, _model: Path) -> None:
+def living(path: Path) -> None:
     process = os.getppid()
     ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
-    marked(path, replace(Owner.current(), pid=process, ticks=ticks).encode())
+    (path / "owner").write_bytes(replace(Owner.current(), pid=process, ticks=ticks).encode())
 
 
-def unmarked(path: Path, _model: Path) -> None:
-    marked(path)
-    os.unlink(path / "owner")
+OF_A_LEFTOVER: dict[str, tuple[Callable[[Path], object], str]] = {
+    "open_to_the_group": (lambda path: path.chmod(0o770), "other users have permission to write to it"),
+    "open_to_others": (lambda path: path.chmod(0o1777), "other users have permission to write to it"),
+    "marker_open_to_others": (
+        lambda path: (path / "owner").chmod(0o666),
+        "other users have permission to write to its file owner",
+    ),
+    "foreign_directory": (lambda path: os.chown(path, 4321, 4321), "it belongs to another user"),
+    "foreign_marker": (lambda path: os.chown(path / "owner", 4321, 4321), "its file owner belongs to another user"),
+    "other_machine": (
+        lambda path: (path / "owner").write_bytes(Owner(1, "another-machine", "another-boot", 1).encode()),
+        "process 1 on another-machine may still be writing to it",
+    ),
+    "living": (living, "may still be writing to it"),
+    "unmarked": (lambda path: (path / "owner").unlink(), "tieconv did not make it"),
+    "foreign_program": (
+        lambda path: (path / "owner").write_bytes(b'{"program": "backup", "pid": 1, "host": "x"}'),
+        "tieconv did not make it",
+    ),
+    "nested_marker": (lambda path: (path / "owner").write_bytes(b"[" * 4000), "tieconv did not make it"),
+    "cut_marker_with_more": (lambda path: (path / "owner").write_bytes(b'{"program": "tie'), "tieconv did not make it"),
+    "with_a_file": (lambda path: (path / "thesis.tex").write_text("mine"), r"it holds thesis\.tex"),
+}
+"""What is changed of what a killed run left, and why the result is not removed."""
+NEED_ROOT = {"foreign_directory", "foreign_marker"}
 
 
-def foreign_program(path: Path, _model: Path) -> None:
-    marked(path, b'{"program": "backup", "pid": 1, "host": "x"}')
+def changed(change: Callable[[Path], object]) -> Make:
+    """Plant a leftover and change it."""
 
+    def plant(path: Path, _model: Path) -> None:
+        marked(path)
+        change(path)
 
-def nested_marker(path: Path, _model: Path) -> None:
-    marked(path, b"[" * 4000)
-
-
-def cut_marker_with_more(path: Path, _model: Path) -> None:
-    marked(path, b'{"program": "tie')
-
-
-def with_a_file(path: Path, _model: Path) -> None:
-    marked(path)
-    (path / "thesis.tex").write_text("mine")
+    return plant
 
 
 def new_is_a_symlink(path: Path, model: Path) -> None:
@@ -171,23 +157,15 @@ DOUBTFUL = [
     (fifo_marker, "owner is not a regular file"),
     (directory_marker, "owner is not a regular file"),
     (symlink, "it is a symlink"),
-    (open_to_the_group, "other users have permission to write to it"),
-    (open_to_others, "other users have permission to write to it"),
-    (marker_open_to_others, "other users have permission to write to its file owner"),
-    pytest.param(foreign_directory, "it belongs to another user", marks=needs_root),
-    pytest.param(foreign_marker, "its file owner belongs to another user", marks=needs_root),
-    (other_machine, "process 1 on another-machine may still be writing to it"),
-    (living, "may still be writing to it"),
-    (unmarked, "tieconv did not make it"),
-    (foreign_program, "tieconv did not make it"),
-    (nested_marker, "tieconv did not make it"),
-    (cut_marker_with_more, "tieconv did not make it"),
-    (with_a_file, r"it holds thesis\.tex"),
     (new_is_a_symlink, "it holds new"),
     (new_is_a_hard_link, "it holds new"),
     (planted_old, "its directory old is not the one"),
     (old_of_another_boot, "its directory old is not the one"),
     (old_is_a_symlink, "it holds old"),
+    *(
+        pytest.param(changed(change), why, id=name, marks=[needs_root] if name in NEED_ROOT else [])
+        for name, (change, why) in OF_A_LEFTOVER.items()
+    ),
 ]
 
 

@@ -16,21 +16,12 @@ import pytest
 
 from tests.children import start, wait_until
 from tests.cli.run import ok, refused, run
+from tests.gate.conftest import NAMES
 from tests.patience import prompt
 from tests.schemas import validate
 from tieconv.gate.fleet_runs import read_run
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "fleet.schema.json").read_text())
-NAMES = ["t5", "llama-duplicated", "bart"]
-
-
-@pytest.fixture
-def fleet(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with three models, one of which has a finding."""
-    for name in NAMES:
-        shutil.copytree(models / name, tmp_path / "fleet" / name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "fleet"
 
 
 def report(*words: str) -> dict[str, object]:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tests import children
 from tests.children import wait_until
 from tests.cli.run import ok, refused, run
+from tests.gate.conftest import NAMES
 from tests.patience import HANGS
 from tests.schemas import validate
 from tieconv.checkpoint.results.fleet import FleetProgress
@@ -31,16 +32,6 @@ from tieconv.cli.fleet import Answer, run_command
 from tieconv.gate.fleet_runs import output_of
 
 SCHEMA = json.loads((resources.files("tieconv.reporters") / "schemas" / "fleet-result.schema.json").read_text())
-NAMES = ["t5", "llama-duplicated", "bart"]
-
-
-@pytest.fixture
-def fleet(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with three models, one of which has a finding."""
-    for name in NAMES:
-        shutil.copytree(models / name, tmp_path / "fleet" / name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "fleet"
 
 
 def lines(verb: str, runs: str = "runs") -> dict[str, dict[str, object]]:
