@@ -1,4 +1,4 @@
-"""`tieconv reindex`: any damaged index becomes the one that the shards call for."""
+"""`tieconv reindex`: any damaged index becomes the one that the shards call for, of safetensors and of torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -23,6 +24,8 @@ from tests.schemas import validate
 
 INDEX = "model.safetensors.index.json"
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+TORCH_INDEX = "pytorch_model.bin.index.json"
+TORCH_SHARDS = [f"pytorch_model-0000{number}-of-00003.bin" for number in (1, 2, 3)]
 ORIGINAL = (ROOT / "fixtures" / "models" / "llama-tied-sharded" / INDEX).read_text()
 NAMES = sorted(json.loads(ORIGINAL)["weight_map"])
 
@@ -41,8 +44,10 @@ def index(folder: Path, **changes: Any) -> dict[str, Any]:
     return value
 
 
-def test_a_right_index_stays(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["folder", "torch_folder"])
+def test_a_right_index_stays(form: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Nothing to change: the copy is the model, byte for byte."""
+    folder = request.getfixturevalue(form)
     document = plan("reindex", folder, "-o", tmp_path / "out")
     validate(document, PLAN)
     assert "nothing to change" in document["summary"]
@@ -188,12 +193,16 @@ def test_a_head_shard_belongs_to_the_model(folder: Path, tmp_path: Path) -> None
     assert json.loads((tmp_path / "untied" / INDEX).read_text())["weight_map"] == expected
 
 
-def test_a_missing_shard_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "shard", "index"), [("folder", SHARDS[1], INDEX), ("torch_folder", TORCH_SHARDS[1], TORCH_INDEX)]
+)
+def test_a_missing_shard_is_refused(form: str, shard: str, index: str, request: pytest.FixtureRequest) -> None:
     """What is not there cannot be indexed, whether the index names it or there is none."""
-    (folder / SHARDS[1]).unlink()
-    assert f"the shard {SHARDS[1]}, which is missing" in refused("reindex", folder)
-    (folder / INDEX).unlink()
-    assert f"the shard {SHARDS[1]}, which is missing" in refused("reindex", folder)
+    folder = request.getfixturevalue(form)
+    (folder / shard).unlink()
+    assert f"the shard {shard}, which is missing" in refused("reindex", folder)
+    (folder / index).unlink()
+    assert f"the shard {shard}, which is missing" in refused("reindex", folder)
 
 
 def test_an_emptied_shard_is_not_missed(folder: Path) -> None:
@@ -331,3 +340,106 @@ def test_a_malformed_shard_is_unreadable(folder: Path) -> None:
     """A truncated shard is named."""
     (folder / SHARDS[2]).write_bytes((folder / SHARDS[2]).read_bytes()[:-8])
     assert SHARDS[2] in refused("reindex", folder)
+
+
+# --- shards of torch --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch_folder(model) -> Path:
+    """The sharded fixture as older transformers saved it."""
+    path = model("llama-tied-sharded")
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    for number, shard in enumerate(TORCH_SHARDS, 1):
+        source = path / f"model-0000{number}-of-00003.safetensors"
+        torch.save(load_file(source), path / shard)
+        source.unlink()
+    (path / "model.safetensors.index.json").unlink()
+    index["weight_map"] = {
+        name: shard.replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+        for name, shard in index["weight_map"].items()
+    }
+    (path / TORCH_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return path
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor by the index alone: from the shard that it names."""
+    entries = json.loads((folder / TORCH_INDEX).read_text())["weight_map"]
+    shards = {shard: torch.load(folder / shard, weights_only=True) for shard in set(entries.values())}
+    return {name: shards[shard][name] for name, shard in entries.items()}
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"weight_map": {"model.norm.weight": "gone.bin"}, "metadata": {}}'])
+def test_from_the_shards_alone(torch_folder: Path, tmp_path: Path, content: str | None) -> None:
+    """Missing, malformed or wrong: transformers and `torch.load` find every tensor again."""
+    before, judged = read(torch_folder), load("LlamaForCausalLM", torch_folder)
+    first = json.loads((torch_folder / TORCH_INDEX).read_text())
+    (torch_folder / TORCH_INDEX).unlink()
+    if content is not None:
+        (torch_folder / TORCH_INDEX).write_text(content)
+    source = snapshot(torch_folder)
+    ok("reindex --dry-run", torch_folder, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    ok("reindex", torch_folder, "-o", tmp_path / "out")
+    assert snapshot(torch_folder) == source
+    after = read(tmp_path / "out")
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    loaded = load("LlamaForCausalLM", tmp_path / "out")
+    assert differences(judged, loaded, shares_head=True) == [] and not loaded.missing
+    assert json.loads((tmp_path / "out" / TORCH_INDEX).read_text())["metadata"] == {
+        "total_size": first["metadata"]["total_size"]
+    }
+    ok("reindex --in-place", torch_folder)
+    assert snapshot(torch_folder) == snapshot(tmp_path / "out")
+    assert tieconv.inspect(torch_folder).checkpoint.cautions == ()
+
+
+def test_torch_tensors_in_two_shards(torch_folder: Path) -> None:
+    """Equal values are one tensor, however they are strided; values that differ are nobody's to choose."""
+    entries = json.loads((torch_folder / TORCH_INDEX).read_text())["weight_map"]
+    name = next(name for name in entries if name.endswith("q_proj.weight"))
+    second_shard = next(shard for shard in TORCH_SHARDS if shard != entries[name])
+    value = torch.load(torch_folder / entries[name], weights_only=True)[name]
+    stored = torch.load(torch_folder / second_shard, weights_only=True)
+    transposed = value.t().contiguous().t()
+    assert not transposed.is_contiguous()
+    torch.save(stored | {name: transposed}, torch_folder / second_shard)
+    assert "nothing to change" in plan("reindex", torch_folder)["summary"]
+    torch.save(stored | {name: value + 1}, torch_folder / second_shard)
+    sentence = refused("reindex", torch_folder)
+    assert name in sentence and entries[name] in sentence and second_shard in sentence
+
+
+def test_one_storage_counts_once(torch_folder: Path) -> None:
+    """total_size as transformers counts it: two names of one storage once. An index that counts each stays right."""
+    (torch_folder / TORCH_INDEX).unlink()
+    first = torch.load(torch_folder / TORCH_SHARDS[0], weights_only=True)
+    name, value = next(iter(first.items()))
+    torch.save(first | {"twin.weight": first[name]}, torch_folder / TORCH_SHARDS[0])
+    ok("reindex --in-place", torch_folder)
+    index = json.loads((torch_folder / TORCH_INDEX).read_text())
+    distinct = {key: tensor.nbytes for key, tensor in read(torch_folder).items() if key != "twin.weight"}
+    assert index["metadata"]["total_size"] == sum(distinct.values())
+    index["metadata"]["total_size"] += value.nbytes
+    (torch_folder / TORCH_INDEX).write_text(json.dumps(index))
+    assert "nothing to change" in plan("reindex", torch_folder)["summary"]
+
+
+def test_torch_strays_come_along_or_are_left_out(torch_folder: Path, tmp_path: Path) -> None:
+    """Other torch weights are listed and --prune leaves them out; what a trainer left is no weight and stays."""
+    torch.save({"w": torch.zeros(1)}, torch_folder / "consolidated.00.pth")
+    torch.save({"step": 1}, torch_folder / "optimizer.pt")
+    document = plan("reindex", torch_folder, "-o", tmp_path / "kept")
+    assert "outside the index: consolidated.00.pth; kept" in document["notes"][0]
+    document = plan("reindex --prune", torch_folder, "-o", tmp_path / "pruned")
+    assert document["files_removed"] == ["consolidated.00.pth"]
+    assert not (tmp_path / "pruned" / "consolidated.00.pth").exists()
+    assert (tmp_path / "pruned" / "optimizer.pt").exists()
+
+
+def test_a_training_checkpoint_is_refused(torch_folder: Path) -> None:
+    """Shards whose tensors lie under a key of a training state: no loader would find them by an index."""
+    stored = torch.load(torch_folder / TORCH_SHARDS[0], weights_only=True)
+    torch.save({"model": stored, "step": 3}, torch_folder / TORCH_SHARDS[0])
+    assert TORCH_SHARDS[0] in refused("reindex", torch_folder)
