@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import tieconv
 from fixtures import zoo
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, config, configure, edit, operations, plan, snapshot, tensors
@@ -75,11 +74,6 @@ def test_zero_for_a_class_that_never_ties(tmp_path: Path) -> None:
     assert not load("RemBertForMaskedLM", tmp_path / "out").missing
 
 
-def test_zero_leaves_a_trained_bias(model) -> None:
-    """A bias that is there stays, whatever it holds."""
-    assert operations(plan("bias zero", model("bert-mlm"))) == {}
-
-
 def test_zero_then_strip_is_the_first_model(model, tmp_path: Path) -> None:
     """What zero adds, strip takes away; in place, byte for byte."""
     folder = model("llama-tied-sharded")
@@ -100,11 +94,6 @@ def test_a_bias_that_transformers_5_did_not_read_is_told(model, tmp_path: Path, 
     assert not before.logits.equal(after.logits)
     edit(folder, lambda stored: stored[OUTER].zero_())
     assert not any("review first" in note for note in plan(line, folder)["notes"])
-
-
-def test_strip_refuses_a_trained_bias(model) -> None:
-    """Nothing trained is removed."""
-    assert "not all zero" in refused("bias strip", model("bert-mlm"))
 
 
 def test_strip_refuses_copies_of_which_one_is_trained(model) -> None:
@@ -300,14 +289,6 @@ def test_the_group_and_its_usage() -> None:
     assert "zero" in ok("bias --help").output
     assert run("bias polish", ".").exit_code == 2
     assert run("bias zero --from bias", ".").exit_code == 2
-
-
-def test_python_api(model, tmp_path: Path) -> None:
-    """The same plans as functions."""
-    outcome = tieconv.plan_bias("zero", model("llama-tied")).execute(tmp_path / "out")
-    assert outcome.verified
-    with pytest.raises(ValueError, match="polish"):
-        tieconv.plan_bias("polish", tmp_path / "out")
 
 
 def test_a_magnitude_is_told_as_inspect_tells_it(model) -> None:

@@ -77,18 +77,6 @@ def test_an_unreadable_model_does_not_hide_the_others(models: Path, tmp_path: Pa
     assert "absent: no such file" in run("check", *paths).stdout
 
 
-def test_a_directory_of_models_stands_for_them(models: Path) -> None:
-    """The same report as for each of them by its name."""
-    names = sorted(str(path) for path in models.iterdir())
-    assert document("", models)["models"] == document("", *names)["models"]
-
-
-def test_the_current_directory_is_the_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MODEL left out."""
-    monkeypatch.chdir(models / "llama-duplicated")
-    assert rules(document("")) == [["TIE002"]]
-
-
 def test_one_model_under_two_names_is_checked_once(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first name is the one that is told."""
     monkeypatch.chdir(models)
@@ -187,14 +175,6 @@ def test_settings_that_are_wrong_stop_the_gate(models: Path, tmp_path: Path) -> 
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     assert "not a regular file" in refused(f"check --config {fifo}", models / "t5")
-
-
-def test_an_unused_ignore_is_told(models: Path, tmp_path: Path) -> None:
-    """On stderr, and it changes no exit code."""
-    file = tmp_path / "tieconv.toml"
-    file.write_text(f'[[per-model]]\nmodel = "{models}/t5"\nignore = ["TIE"]\nreason = "was needed once"\n')
-    result = ok(f"check --config {file}", models / "t5")
-    assert f"ignoring TIE for {models}/t5 has no effect" in result.stderr
 
 
 # --- the baseline ----------------------------------------------------------------------------------------

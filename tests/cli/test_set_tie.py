@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, config, configure, edit, operations, plan, snapshot, tensors
 from tests.reload.judge import differences, load
@@ -234,11 +233,6 @@ def test_an_unknown_architecture_needs_names(model) -> None:
     configure(folder, architectures=["NovelForCausalLM"], model_type="novel")
     assert "so the tied tensors are a guess" in refused("set-tie auto", folder)
     assert operations(plan(f"set-tie auto --embed {E} --head {H}", folder)) == {"tie_word_embeddings": "SetConfig"}
-
-
-def test_python_api(model, tmp_path: Path) -> None:
-    """The same plan as a function."""
-    assert tieconv.plan_set_tie("auto", model("llama-diverged")).execute(tmp_path / "out").verified
 
 
 @pytest.mark.parametrize("line", ["set-tie true", "set-tie auto", "retie"])

@@ -79,14 +79,6 @@ def test_untie_writes_the_head_and_every_level(model, tmp_path: Path) -> None:
     assert tensors["lm_head.weight"].equal(tensors["model.embed_tokens.weight"])
 
 
-def test_keep_flag_leaves_the_config_alone(model, tmp_path: Path) -> None:
-    """--keep-flag writes the copy and not a byte of the config."""
-    folder, out = model("llama-tied"), tmp_path / "out"
-    ok("untie --keep-flag", folder, "-o", out)
-    assert (out / "config.json").read_bytes() == (folder / "config.json").read_bytes()
-    assert "lm_head.weight" in names(out)
-
-
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl"])
 @pytest.mark.parametrize("command", ["-o", "--in-place", "--hardlink"])
@@ -234,22 +226,6 @@ def test_an_existing_bias_stays(model, tmp_path: Path) -> None:
     assert tensors["cls.predictions.decoder.bias"].equal(tensors["cls.predictions.bias"])
 
 
-def test_strip_refuses_a_trained_bias(model, tmp_path: Path) -> None:
-    """A bias that is not zero is not stripped."""
-    sentence = refused("untie --bias strip", model("bert-mlm"), "-o", tmp_path / "out")
-    assert "cls.predictions.bias is not all zero" in sentence
-    assert not (tmp_path / "out").exists()
-
-
-def test_strip_takes_a_zero_bias_away(model, tmp_path: Path) -> None:
-    """What --bias zero added, --bias strip takes away, and the model is the first one again."""
-    folder = model("llama-tied")
-    ok("retie --bias zero", folder, "-o", tmp_path / "biased")
-    assert "lm_head.bias" in names(tmp_path / "biased")
-    ok("retie --bias strip", tmp_path / "biased", "-o", tmp_path / "back")
-    assert names(tmp_path / "back") == names(folder)
-
-
 def test_bart_bias_is_a_row(model, tmp_path: Path) -> None:
     """The bias of BART is a buffer of shape [1, V] and keeps that shape."""
     folder = model("bart")
@@ -259,21 +235,6 @@ def test_bart_bias_is_a_row(model, tmp_path: Path) -> None:
     ok("untie --bias zero", folder, "-o", tmp_path / "out")
     bias = load_file(tmp_path / "out" / "model.safetensors")["final_logits_bias"]
     assert bias.shape == (1, 160) and not bias.any()
-
-
-def test_retie_from_an_inverted_tie(model, tmp_path: Path) -> None:
-    """A file with the head alone (as safetensors.save_model leaves it) gets its canonical name back."""
-    folder = model("llama-tied")
-    tensors = load_torch(folder / "model.safetensors")
-    from safetensors.torch import save_file as save_torch
-
-    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
-    save_torch(tensors, folder / "model.safetensors", {"format": "pt", "model.embed_tokens.weight": "lm_head.weight"})
-    ok("retie", folder, "-o", tmp_path / "out")
-    after = load_torch(tmp_path / "out" / "model.safetensors")
-    assert "lm_head.weight" not in after
-    assert after["model.embed_tokens.weight"].equal(tensors["lm_head.weight"])
-    assert tieconv.inspect(tmp_path / "out").checkpoint.files[0].metadata == {"format": "pt"}
 
 
 def test_each_drop_says_why(model, tmp_path: Path) -> None:
@@ -295,31 +256,6 @@ def test_each_drop_says_why(model, tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
-def test_a_quantised_head_is_refused(model, tmp_path: Path) -> None:
-    """A head stored as codes and scales is no twin of the embedding."""
-    folder = model("llama-tied")
-    tensors = load_torch(folder / "model.safetensors")
-    import torch
-    from safetensors.torch import save_file as save_torch
-
-    tensors["lm_head.qweight"] = torch.zeros(8, 192, dtype=torch.int32)
-    save_torch(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert "quantised" in refused("retie", folder, "-o", tmp_path / "out")
-    assert "quantised" in refused("untie", folder, "-o", tmp_path / "out")
-
-
-def test_a_row_mismatch_is_refused_even_by_force(model, tmp_path: Path) -> None:
-    """A head with other rows than the embedding cannot be tied by any survivor."""
-    folder = model("llama-tied")
-    tensors = load_torch(folder / "model.safetensors")
-    from safetensors.torch import save_file as save_torch
-
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][:184].clone()
-    save_torch(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert "[184, 32]" in refused("retie", folder, "-o", tmp_path / "out")
-    assert "[184, 32]" in refused("retie --from head --force", folder, "-o", tmp_path / "out")
-
-
 def test_a_scaling_that_is_not_exact_is_refused(model, tmp_path: Path) -> None:
     """T5 with a width whose root is no power of two cannot be untied; with --keep-flag it can."""
     folder = model("t5")
@@ -327,15 +263,6 @@ def test_a_scaling_that_is_not_exact_is_refused(model, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"d_model": 24}))
     assert "not a power of two" in refused("untie", folder, "-o", tmp_path / "out")
     ok("untie --keep-flag", folder, "-o", tmp_path / "out")
-
-
-def test_t5_head_takes_the_scaling_up(model, tmp_path: Path) -> None:
-    """The untied head is the embedding times d_model**-0.5, exactly, and both flags say so."""
-    ok("untie", model("t5"), "-o", tmp_path / "out")
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert np.array_equal(tensors["lm_head.weight"], tensors["shared.weight"] * np.float32(0.25))
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (False, False)
 
 
 def test_an_unknown_architecture_needs_names(model, tmp_path: Path) -> None:
@@ -386,17 +313,6 @@ def test_in_place_from_inside_says_to_enter_again(model, monkeypatch: pytest.Mon
     assert "lm_head.weight" in ok("inspect").stdout
     monkeypatch.chdir(folder.parent)
     assert "cd ." not in ok("retie --in-place", folder).stderr
-
-
-def test_companions_come_along(model, tmp_path: Path) -> None:
-    """Every file of the directory is in OUT, also in subdirectories, with its bytes."""
-    folder = model("llama-duplicated")
-    (folder / "README.md").write_text("card")
-    (folder / "original").mkdir()
-    (folder / "original" / "params.json").write_text("{}")
-    ok("retie", folder, "-o", tmp_path / "out")
-    assert (tmp_path / "out" / "README.md").read_text() == "card"
-    assert (tmp_path / "out" / "original" / "params.json").read_text() == "{}"
 
 
 def test_config_keeps_its_own_text(model, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.cli.run import refused
 from tests.patience import prompt
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure
 from tieconv.checks.registry import RULES
 from tieconv.errors import SettingsError
 from tieconv.gate import policy as baselines
@@ -148,21 +148,6 @@ def test_an_entry_for_no_checked_model_is_told() -> None:
     everywhere = list(replace(searched, searched=("/repo",)).notes(models))
     assert everywhere == [start + name for name in names[1:]]
     assert list(policy(settings=settings).notes(models)) == []
-
-
-def test_the_exit_code() -> None:
-    """2 for a model that could not be read, else 1 for an open finding at or above the level, else 0."""
-    note = CheckedFinding(Finding("TIE004", Level.NOTE, "m"), "f")
-    waived = policy(selection=Selection(ignore=("TIE001",))).judge(CheckedModel("a", (checked_finding("TIE001"),)), A)
-    unread = CheckedModel("c", failure=Failure("m", "h"))
-
-    def code(*models: CheckedModel, level: Level = Level.WARNING) -> int:
-        return CheckReport(models, level).exit_code
-
-    assert code(CheckedModel("a"), CheckedModel("a", (note,)), waived) == 0
-    assert code(CheckedModel("a", (note,)), level=Level.NOTE) == 1
-    assert code(CheckedModel("a", (checked_finding("TIE001"),)), level=Level.ERROR) == 1
-    assert code(unread, CheckedModel("a", (checked_finding("TIE001"),))) == 2
 
 
 FULL = """
