@@ -56,6 +56,7 @@ MAMBA = {**LLAMA, "architectures": ["MambaForCausalLM"], "model_type": "mamba"}
 MAMBA_TABLE: Tensors = {"backbone.embeddings.weight": matrix()}
 TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
 BIASED = {**llama(), "lm_head.bias": vector()}
+LAYER = {"model.layers.0.self_attn.q_proj.weight": matrix()}
 
 CASES: dict[str, tuple[str, Config, Tensors, str]] = {
     "vLLM 0.28 leaves a head out": ("vllm==0.28", TIED, OWN, "discarded"),
@@ -107,6 +108,7 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
     "which are the default": ("onnxruntime-genai", HYBRID, llama(), "error"),
     "genai needs rotary layers": ("onnxruntime-genai", {**SMOLLM3, "no_rope_layers": [1, 0]}, llama(), "error"),
     "genai builds rotary layers": ("onnxruntime-genai", {**SMOLLM3, "no_rope_layers": [1, 1]}, llama(), "tied"),
+    "genai takes a layer for the head": ("onnxruntime-genai", TIED, llama() | LAYER, "error"),
     "genai keeps Whisper's two tables": ("onnxruntime-genai", flagged(WHISPER, True), SPEECH, "untied"),
     "CTranslate2 takes what transformers loads": ("ctranslate2", TIED, OWN, "untied"),
     "and its random numbers": ("ctranslate2", UNTIED, llama(), "random"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from tieconv.architectures.effective_flag import FLAG, text_config
 from tieconv.checkpoint.inspection import Inspection
@@ -23,7 +24,7 @@ _LOADER = "onnxruntime-genai"
 _READ_BY_NAME = frozenset({"awq", "gptq"})
 _UNMEASURED_METHODS = frozenset({"olive", "quark", "quant_auto"})
 _NVIDIA = frozenset({"compressed-tensors", "modelopt"})
-_ATTENTION = frozenset({"attention", "full_attention"})
+_stop = partial(Refusal, Cause.CONFIG)
 
 
 def load(inspection: Inspection) -> Loaded:
@@ -48,27 +49,27 @@ def load(inspection: Inspection) -> Loaded:
 def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Refusal | None:
     """Return why the builder fails, or why tieconv makes no claim about the architecture."""
     if not architecture:
-        return Refusal(Cause.CONFIG, "the builder needs architectures in the config")
+        return _stop("the builder needs architectures in the config")
     if kind is None:
-        return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 does not build {shown(architecture)}")
+        return _stop(f"onnxruntime-genai 0.18 does not build {shown(architecture)}")
     if kind == "lacks a setting":
-        sentence = f"onnxruntime-genai 0.18 reads a setting of {shown(architecture)} that transformers 5.23 lacks"
-        return Refusal(Cause.CONFIG, sentence)
+        return _stop(f"onnxruntime-genai 0.18 reads a setting of {shown(architecture)} that transformers 5.23 lacks")
     if kind == "not read":
         return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(architecture)}")
     method = _method(inspection)
-    refusal = _method_refused(inspection, architecture, method) if method else None
-    if refusal is not None:
+    if method and (refusal := _method_refused(inspection, architecture, method)) is not None:
         return refusal
-    # The refusal of a layer that the builder cannot build.
     config = text_config(inspection)
     layers, rotary = config.get("layer_types"), config.get("no_rope_layers")
     types = set(map(str, layers)) if isinstance(layers, list) else {"mamba"}
-    if kind == "attention alone" and types - _ATTENTION:
-        return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 cannot build the Mamba layers of {shown(architecture)}")
+    if kind == "attention alone" and types - {"attention", "full_attention"}:
+        return _stop(f"onnxruntime-genai 0.18 cannot build the Mamba layers of {shown(architecture)}")
     if isinstance(rotary, list) and 0 in rotary:
-        sentence = f"onnxruntime-genai 0.18 cannot build a layer of {shown(architecture)} without a rotary embedding"
-        return Refusal(Cause.CONFIG, sentence)
+        return _stop(f"onnxruntime-genai 0.18 cannot build a layer of {shown(architecture)} without a rotary embedding")
+    for name, tensor in inspection.checkpoint.tensors.items():
+        linear = not method and ".layers." in name and name.endswith(".weight") and len(tensor.shape) == 2
+        if linear and tensor.shape[0] == config.get("vocab_size"):
+            return _stop(f"onnxruntime-genai 0.18 takes {shown(name)} for the head: it has a row for each token")
     return None
 
 
@@ -83,13 +84,12 @@ def _method_refused(inspection: Inspection, architecture: str, method: str) -> R
     if method in _NVIDIA:
         if any(name.startswith("model.language_model.") for name in inspection.checkpoint.tensors):
             return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of a composite model")
-        sentence = f"onnxruntime-genai 0.18 reads {shown(method)} only from tensors named model.language_model.*"
-        return Refusal(Cause.CONFIG, sentence)
+        return _stop(f"onnxruntime-genai 0.18 reads {shown(method)} only from tensors named model.language_model.*")
     ran = {name for cell in quantised_cells()[GENAI] for name in cell.classes}
     if method in _UNMEASURED_METHODS or (method in _READ_BY_NAME and architecture not in ran):
         return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of {shown(architecture)}")
     if method not in _READ_BY_NAME:
-        return Refusal(Cause.CONFIG, f"onnxruntime-genai 0.18 does not read the quantisation method {shown(method)}")
+        return _stop(f"onnxruntime-genai 0.18 does not read the quantisation method {shown(method)}")
     return None
 
 
