@@ -314,7 +314,9 @@ def test_files_that_are_not_the_whole_model(tmp_path: Path) -> None:
     assert not {"STO006"} & {finding.rule for finding in api.inspect(whole / FIRST).findings}
     partly = {name: file for name, file in listed.items() if file == FIRST}
     unlisted = save_shards(tmp_path / "unlisted", FOUR, shards, partly)
-    assert [finding.rule for finding in api.inspect(unlisted).findings] == ["IDX002", "IDX004"]
+    inspection = api.inspect(unlisted, consumers="transformers")
+    assert [finding.rule for finding in inspection.findings] == ["IDX002", "IDX004"]
+    assert all(row.detail.endswith("; for the layers see IDX002") for row in inspection.consumers)
 
 
 def test_the_table_names_classes_and_starts() -> None:

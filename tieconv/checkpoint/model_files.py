@@ -350,3 +350,23 @@ def check_git_file(name: str, start: bytes, size: int) -> None:
             "in the model's directory: git config core.symlinks true && git checkout -- " + shell_word(name),
             "git.symlink-text",
         )
+
+
+def unlisted_parts(checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
+    """Return the files with names of shards that the index does not list, and the tensors that only they hold.
+
+    A file that tieconv cannot read has none. Files that repeat tensors of the model are left out.
+    """
+    sets = {_set_of(file.name) for file in checkpoint.files} - {None}
+    held = {file.name: {tensor.name for tensor in file.tensors} for file in checkpoint.orphans}
+    alone = {
+        name: tuple(sorted(held.get(name, set()) - checkpoint.tensors.keys()))
+        for name in checkpoint.companions
+        if _set_of(name) in sets
+    }
+    return {name: tensors for name, tensors in alone.items() if tensors or name not in held}
+
+
+def _set_of(name: str) -> tuple[str, ...] | None:
+    match = NUMBERED.fullmatch(name)
+    return match and match.group("prefix", "total", "suffix")

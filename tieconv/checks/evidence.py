@@ -10,7 +10,7 @@ from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import NUMBERED, Caution
+from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
@@ -173,27 +173,6 @@ def certain(inspection: Inspection, level: Level) -> Level:
 def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
     """Yield the cautions with this code, which the reader of the files recorded."""
     return (caution for caution in inspection.checkpoint.cautions if caution.code == code)
-
-
-def unlisted_parts(inspection: Inspection) -> dict[str, tuple[str, ...]]:
-    """Return the files with names of shards that the index does not list, and the tensors that only they hold.
-
-    A file that tieconv cannot read has none. Files that repeat tensors of the model are left out.
-    """
-    checkpoint = inspection.checkpoint
-    sets = {_set_of(file.name) for file in checkpoint.files} - {None}
-    held = {file.name: {tensor.name for tensor in file.tensors} for file in checkpoint.orphans}
-    alone = {
-        name: tuple(sorted(held.get(name, set()) - checkpoint.tensors.keys()))
-        for name in checkpoint.companions
-        if _set_of(name) in sets
-    }
-    return {name: tensors for name, tensors in alone.items() if tensors or name not in held}
-
-
-def _set_of(name: str) -> tuple[str, ...] | None:
-    match = NUMBERED.fullmatch(name)
-    return match and match.group("prefix", "total", "suffix")
 
 
 def refused_formats(inspection: Inspection) -> dict[str, list[str]]:

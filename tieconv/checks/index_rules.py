@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tieconv.architectures.lookup import is_draft
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, WEIGHTS_KEY, Layout, weight_map
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, WEIGHTS_KEY, Layout, unlisted_parts, weight_map
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers_files import opened, stops_at_index
@@ -86,7 +86,7 @@ def unindexed_tensor(inspection: Inspection) -> Iterator[Finding]:
             caution.tensors,
             remedy=remedies.reindex(inspection, safe=False),
         )
-    if parts := evidence.unlisted_parts(inspection):
+    if parts := unlisted_parts(inspection.checkpoint):
         names = tuple(name for tensors in parts.values() for name in tensors)
         torn = [part for part, tensors in parts.items() if not tensors]
         unread = f" tieconv cannot read {evidence.listed(torn)}." if torn else ""
@@ -177,7 +177,7 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
     """
     for caution in evidence.cautions(inspection, "index.orphan"):
         orphans = {file.name for file in inspection.checkpoint.orphans}
-        parts = evidence.unlisted_parts(inspection)
+        parts = unlisted_parts(inspection.checkpoint)
         if parts and orphans <= parts.keys():
             continue  # IDX002
         if orphans == {"adapter_model.safetensors"} and evidence.adapter_beside(inspection):

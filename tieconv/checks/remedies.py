@@ -9,7 +9,7 @@ from tieconv.architectures.stored_names import unexplained, unwrapping
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Checkpoint, Layout
+from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Checkpoint, Layout, unlisted_parts
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence
@@ -92,7 +92,7 @@ def resize(inspection: Inspection, *, safe: bool, **options: object) -> Remedy |
 def reindex(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
     """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing or torn, or two shards hold one tensor."""
     checkpoint = inspection.checkpoint
-    repeated, parts = any(evidence.cautions(inspection, "index.repeated")), evidence.unlisted_parts(inspection)
+    repeated, parts = any(evidence.cautions(inspection, "index.repeated")), unlisted_parts(inspection.checkpoint)
     if checkpoint.format not in _INDEXED or checkpoint.special or repeated or not all(parts.values()):
         return None
     if checkpoint.index is None and (checkpoint.layout is not Layout.SHARDED or not checkpoint.complete):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import SEVERAL, TRAINING
+from tieconv.checkpoint.model_files import SEVERAL, TRAINING, unlisted_parts
 from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.checkpoint.weight_file import Slack
 from tieconv.checks import EMA, evidence, remedies
@@ -247,7 +247,7 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     layer. If the layers were removed on purpose, set the number in the config, and number the layers without a gap.
     """
     # Yield one finding for each list of layers. IDX002 reports layers that only a file outside the index holds.
-    if evidence.unlisted_parts(inspection):
+    if unlisted_parts(inspection.checkpoint):
         return
     for reason, names in missing_layers(inspection):
         outcome = f"transformers fills {evidence.verb(names, 'it', 'them')} with untrained values"

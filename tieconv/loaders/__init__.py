@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import unlisted_parts
 
 if TYPE_CHECKING:
     from tieconv.loaders.interface import Consumer
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 _OF_GGUF = "llama.cpp"
 """The loader of GGUF files. Predictions for other loaders are left out unless the user selects only those."""
-
-
 _FINAL = (Outcome.ERROR, Outcome.UNKNOWN)
 """Outcomes that say nothing about the head, so that they need no word about the layers."""
 
@@ -32,7 +31,9 @@ def predict(inspection: Inspection, selection: Iterable[Consumer] | None = None)
         selection = tuple(selection)
         selection = [consumer for consumer in selection if consumer.name == _OF_GGUF] or selection
     predictions = tuple(consumer.predict(inspection) for consumer in selection)
-    rules = {"STO006": missing_layers, "STO007": surplus_layers} if predictions else {}
+    # A file outside the index may hold the layer.
+    missing = "IDX002" if unlisted_parts(inspection.checkpoint) else "STO006"
+    rules = {missing: missing_layers, "STO007": surplus_layers} if predictions else {}
     layers = " and ".join(rule for rule, differing in rules.items() if any(differing(inspection)))
     if not layers:
         return predictions
