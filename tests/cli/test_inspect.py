@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -140,50 +139,10 @@ def test_the_list_of_commands_is_theirs() -> None:
     assert "tieconv.cli.errors" in result.stdout and "tieconv.api" not in result.stdout
 
 
-def test_equality_needs_no_numpy(models: Path) -> None:
-    """Proving a copy identical imports no numpy."""
-    code = (
-        "import sys, tieconv\n"
-        f"print(tieconv.inspect({str(models / 'llama-duplicated')!r}).ties[0].members[1].state)\n"
-        "print('numpy' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["identical", "False"]
-
-
 def test_python_m_and_version() -> None:
     """`python -m tieconv --version` is the console script."""
     result = subprocess.run([sys.executable, "-m", "tieconv", "--version"], capture_output=True, text=True, check=True)
     assert result.stdout == "tieconv, version 0.1.0\n"
-
-
-def test_pipe_is_plain_and_survives_head(models: Path) -> None:
-    """No colour in a pipe, and a reader that goes away causes no error text."""
-    result = subprocess.run(
-        f"{sys.executable} -m tieconv inspect --json {models / 't5'} | head -c 10",
-        shell=True, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert result.stderr == ""
-    assert "\x1b" not in ok("inspect", models / "llama-diverged").stdout
-
-
-def test_no_color_on_a_terminal(models: Path) -> None:
-    """NO_COLOR holds on a terminal too."""
-    script = f"{sys.executable} -m tieconv inspect {models / 'llama-diverged'}"
-    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
-    words = ["script", "-qec", script, "/dev/null"]
-    coloured, plain = (
-        subprocess.run(words, capture_output=True, text=True, check=True, env=environment | more)
-        for more in ({}, {"NO_COLOR": "1"})
-    )
-    assert "\x1b[" in coloured.stdout
-    assert "\x1b[" not in plain.stdout
-
-
-def test_usage_errors_exit_2(models: Path) -> None:
-    """Unknown commands and options are usage errors."""
-    assert run("frobnicate").exit_code == 2
-    assert run("inspect --depth deep", models / "t5").exit_code == 2
 
 
 def test_traceback_only_on_request() -> None:

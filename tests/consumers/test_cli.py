@@ -13,7 +13,7 @@ import pytest
 import tieconv
 from tests.checks.fixtures.model import BERT, LLAMA, bert, flagged, llama, matrix, save, vector, with_row
 from tests.checks.fixtures.tie import STABLELM
-from tests.cli.run import ok, refused, run
+from tests.cli.run import ok, run
 from tests.schemas import validate
 from tieconv.loaders import predict
 from tieconv.loaders.registry import CONSUMERS, UnknownConsumerError, select
@@ -84,11 +84,6 @@ def test_a_plain_model_is_not_passed_over(tmp_path: Path) -> None:
     assert tieconv.inspect(model).findings == ()
     (finding,) = tieconv.inspect(model, consumers="llama.cpp").findings
     assert finding.rule == "CON003"
-
-
-def test_an_unknown_loader_exits_2(tmp_path: Path) -> None:
-    """The error names what is not known, before the model is looked at."""
-    assert "vlm" in refused("inspect --for vlm", tmp_path / "nowhere")
 
 
 def test_predictions_are_pure() -> None:
