@@ -23,10 +23,9 @@ from typing import Any
 
 import click
 
+from tests.oracles.checkpoints import FAMILIES
 from tests.oracles.environments import ENVIRONMENTS, Environment, make
-from tests.oracles.families import FAMILIES
-from tests.oracles.measure import KEPT, Judged, figures, judge
-from tests.oracles.runner import Runner
+from tests.oracles.measure import KEPT, Judged, Runner, figures, judge
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "tieconv" / "architectures" / "data"

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.oracles.cells import DTYPES, HEADS, LAYOUTS, NESTED
-from tests.oracles.families import FAMILIES
+from tests.oracles.checkpoints import DTYPES, FAMILIES, HEADS, LAYOUTS, NESTED
 
 FIGURES_FOLDER = Path(__file__).parents[1] / "measured" / "oracles"
 _REASONS = 6
@@ -39,7 +38,7 @@ Each of {families} classes is a model of two layers, width 64 and about 99 token
 - **Dtype**: F32, {dtypes}. `mixed` stores the head in BF16 beside an embedding in F32.
 
 Flags, heads and embeddings are crossed. Each other axis is crossed with flags and heads. A family has 107 or more
-checkpoints. `tests/oracles/cells.py` lists them.
+checkpoints. `tests/oracles/checkpoints.py` lists them.
 """
 
 FIGURES = """\

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.writers.judge import VERBS
-from tests.writers.measure import COUNTED, FIGURES
-from tests.writers.table import NOT_INSTALLED, WRITERS
+from tests.writers.measure import COUNTED, FIGURES, NOT_INSTALLED, WRITERS
 
 INTRO = """\
 # Files of real programs

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.fuzz.reading import Reading
-from tests.fuzz.reference import Verdict
+from tests.fuzz.reference import Reading, Verdict
 
 
 @dataclass(frozen=True)

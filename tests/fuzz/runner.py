@@ -17,8 +17,7 @@ from pathlib import Path
 
 from tests.fuzz import differences, oracles
 from tests.fuzz.case import SEEDS, Case, pack
-from tests.fuzz.reading import UNEXPECTED, read
-from tests.fuzz.reference import Reference
+from tests.fuzz.reference import UNEXPECTED, Reference, read
 from tests.fuzz.targets import KEPT_FILES, maker
 
 COMMANDS: tuple[tuple[str, ...], ...] = (

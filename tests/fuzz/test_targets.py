@@ -13,8 +13,7 @@ import pytest
 from tests.fuzz import differences, oracles
 from tests.fuzz.case import SEEDS, Case, pack, unpack
 from tests.fuzz.models import safetensors, tensors
-from tests.fuzz.reading import Reading
-from tests.fuzz.reference import Verdict
+from tests.fuzz.reference import Reading, Verdict
 from tests.fuzz.runner import replay, run
 from tests.fuzz.targets import SERVED, TARGETS, maker
 from tests.patience import examples

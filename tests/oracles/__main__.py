@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
+from tests.oracles.checkpoints import FAMILIES
 from tests.oracles.environments import ENVIRONMENTS, setup, versions
-from tests.oracles.families import FAMILIES
-from tests.oracles.measure import KEPT, faults, figures, judge, write
-from tests.oracles.runner import Runner
+from tests.oracles.measure import KEPT, Runner, faults, figures, judge, write
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""Writes the checkpoints of the grid, and the logits that each pair of tables gives in transformers."""
+"""The cells and families of the grid, its checkpoints, and the logits of each pair of tables in transformers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,6 @@ import torch
 from safetensors.torch import save_file
 
 from fixtures import zoo
-from tests.oracles.cells import ABSENT, Cell, Flag
-from tests.oracles.families import CONFIGS, older_keys
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role
@@ -232,4 +231,134 @@ def _flagged(config: dict[str, Any], family: Family, flags: tuple[Flag, ...]) ->
             place = place.setdefault(key, {})
         if flag != ABSENT:
             place[FLAG] = flag
+    return made
+
+
+Flag = bool | str | None
+
+ABSENT = "absent"
+FLAGS: tuple[Flag, ...] = (True, False, ABSENT, None)
+"""Values of ``tie_word_embeddings``; ``ABSENT``: the config has no such key, ``None``: it is null."""
+HEADS = ("absent", "equal", "near", "different", "rows")
+"""The stored head beside the embedding: equal, two rows differ, all rows differ, or it has more rows."""
+NESTED: tuple[tuple[Flag, Flag], ...] = ((ABSENT, True), (ABSENT, False), (True, False), (False, True), (None, True))
+DTYPES = ("BF16", "F16", "mixed")
+LAYOUTS = ("sharded", "stray", "stray-model", "two-formats", "torch")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One checkpoint. ``flags`` go with the levels of the config, the top first.
+
+    ``dtype`` is that of every tensor; ``mixed`` stores the head in BF16 beside F32. ``layout`` names the files:
+    ``stray`` and ``stray-model`` hold the head in a file that the index does not name; ``two-formats`` has a
+    ``pytorch_model.bin`` without the head beside the safetensors file.
+    """
+
+    family: str
+    flags: tuple[Flag, ...]
+    head: str
+    embedding: bool = True
+    bias: str = "none"
+    layout: str = "single"
+    dtype: str = "F32"
+
+    @property
+    def name(self) -> str:
+        """Return a short name for a report."""
+        flags = "/".join({True: "T", False: "F", ABSENT: "-", None: "null"}[flag] for flag in self.flags)
+        parts = [self.family, flags, f"head {self.head}", "" if self.embedding else "no embedding"]
+        parts += [f"bias {self.bias}" if self.bias != "none" else ""]
+        parts += [self.layout if self.layout != "single" else "", self.dtype if self.dtype != "F32" else ""]
+        return ", ".join(filter(None, parts))
+
+
+def cells(family: str, levels: int) -> Iterator[Cell]:
+    """Yield the cells of a family whose config has ``levels`` levels (1 or 2) with a flag."""
+
+    def flags(flag: Flag) -> tuple[Flag, ...]:
+        return (flag,) * levels
+
+    for declared, head, embedding in itertools.product(FLAGS, HEADS, (True, False)):
+        if embedding or head != "absent" or declared in (True, False):
+            yield Cell(family, flags(declared), head, embedding)
+    for pair, head in itertools.product(NESTED if levels == 2 else (), ("absent", "equal", "different")):
+        yield Cell(family, pair, head)
+    for flag, head, bias in itertools.product((True, False), ("absent", "different"), ("zero", "nonzero")):
+        yield Cell(family, flags(flag), head, bias=bias)
+    for layout, declared, head in itertools.product(LAYOUTS, FLAGS[:3], ("absent", "equal", "different")):
+        if head != "absent" or not layout.startswith("stray"):
+            yield Cell(family, flags(declared), head, layout=layout)
+    for dtype, flag, head in itertools.product(DTYPES, (True, False), ("absent", "equal", "near", "different")):
+        if head != "absent" or dtype != "mixed":
+            yield Cell(family, flags(flag), head, dtype=dtype)
+
+
+CAUSAL = (
+    "ApertusForCausalLM", "ArceeForCausalLM", "BloomForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM",
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Dots1ForCausalLM", "Ernie4_5ForCausalLM",
+    "Ernie4_5_MoeForCausalLM", "Exaone4ForCausalLM", "FalconForCausalLM", "FalconH1ForCausalLM",
+    "FalconMambaForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "Glm4ForCausalLM", "GlmForCausalLM",
+    "GptOssForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM",
+    "GraniteMoeSharedForCausalLM", "HeliumForCausalLM", "HunYuanDenseV1ForCausalLM", "JambaForCausalLM",
+    "Lfm2ForCausalLM", "LlamaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM",
+    "Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM",
+    "PhiForCausalLM", "PhimoeForCausalLM", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM", "StableLmForCausalLM",
+    "Starcoder2ForCausalLM",
+)  # fmt: skip
+OTHERS = (
+    "BartForConditionalGeneration", "BertForMaskedLM", "Gemma3ForConditionalGeneration",
+    "LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration",
+    "T5ForConditionalGeneration",
+)  # fmt: skip
+"""Classes with text inside a composite, an encoder and a decoder, or no causal head."""
+
+FAMILIES = (*CAUSAL, *OTHERS)
+
+_ROUND = {"vocab_size": 112}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": {**_ROUND, "attn_layer_indices": [1]},
+    "Ernie4_5_MoeForCausalLM": {"intermediate_size": 160},
+    "FalconForCausalLM": {"ffn_hidden_size": 256},
+    "FalconMambaForCausalLM": {**_ROUND, "intermediate_size": 128},
+    "GraniteMoeHybridForCausalLM": _ROUND,
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
+    "Mamba2ForCausalLM": _ROUND,
+    "MambaForCausalLM": {**_ROUND, "intermediate_size": 128},
+    "NemotronHForCausalLM": _ROUND,
+    "PhiForCausalLM": {"intermediate_size": 256},
+    "SmolLM3ForCausalLM": {"no_rope_layer_interval": 4, "no_rope_layers": [1, 1]},
+}
+"""What the tiny config of a class needs beyond `fixtures.zoo`, so that llama.cpp computes what transformers computes.
+
+Its converter rounds the vocabulary of the state space models up, and derives sizes that other loaders read.
+"""
+
+_OLDER_DTYPE = "torch_dtype"
+_OLDER_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
+"""The names of Granite's layers in transformers before 5.4, which later releases read too."""
+
+
+def older_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return ``config`` with the keys of transformers 4 beside those of 5; mlx-lm and llama.cpp read these."""
+    made: dict[str, Any] = {
+        key: older_keys(value) if isinstance(value, dict) else value for key, value in config.items()
+    }
+    rope = config.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        made.setdefault("rope_theta", rope["rope_theta"])
+        if "partial_rotary_factor" in rope:
+            made.setdefault("partial_rotary_factor", rope["partial_rotary_factor"])
+        made.setdefault("rope_scaling", None)
+    if "dtype" in config:
+        made[_OLDER_DTYPE] = config["dtype"]
+    if config.get("model_type") == "gpt2" and "n_positions" in config:
+        made.setdefault("n_ctx", config["n_positions"])
+    if str(config.get("model_type")).startswith("qwen") and "num_local_experts" in config:
+        made.setdefault("num_experts", config["num_local_experts"])
+    if config.get("model_type") == "granitemoehybrid":
+        made["layer_types"] = [_OLDER_LAYERS.get(layer, layer) for layer in config["layer_types"]]
     return made

@@ -1,14 +1,14 @@
-"""How the environment of each loader is made: a virtual environment, and what pip installs there."""
+"""How the environment of each loader is made: a virtual environment, and what is installed or fetched there."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from tests.oracles import llama_cpp_files
 
 TORCH = "torch==2.13.0"
 
@@ -31,6 +31,33 @@ class Environment:
     """What a further step fetches, with versions."""
 
 
+SOURCE = "llama-cpp-python==0.3.36"
+PREBUILT = "@node-llama-cpp/linux-x64@3.22.1"
+_CONVERTER = ("/vendor/llama.cpp/conversion/", "/vendor/llama.cpp/gguf-py/", "/vendor/llama.cpp/src/")
+
+
+def fetch(folder: Path) -> None:
+    """Write ``llama.cpp``, the converter and the loader's source, and ``libllama``, the libraries, to ``folder``."""
+    pip = [folder / "bin" / "python", "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", SOURCE]
+    with tempfile.TemporaryDirectory() as name:
+        subprocess.run([*pip, "-d", name], check=True)
+        subprocess.run(["npm", "pack", "--silent", PREBUILT], cwd=name, check=True, stdout=subprocess.DEVNULL)
+        _extract(next(Path(name).glob("*.tar.gz")), folder / "llama.cpp", _CONVERTER, "/vendor/llama.cpp/")
+        _extract(next(Path(name).glob("*.tgz")), folder / "libllama", (".so",), "/bins/linux-x64/")
+
+
+def _extract(archive: Path, target: Path, parts: tuple[str, ...], below: str) -> None:
+    """Write the files whose path contains one of ``parts`` to ``target``, with their path after ``below``."""
+    with tarfile.open(archive) as members:
+        for member in members:
+            if member.isfile() and below in member.name and any(part in member.name for part in parts):
+                path = target / member.name.partition(below)[2]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                data = members.extractfile(member)
+                assert data is not None
+                path.write_bytes(data.read())
+
+
 _SGLANG_IMPORTS = (
     "aiohttp", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "dill", "einops", "fastapi", "gguf",
     "ipython", "mistral_common", "msgspec", "nvidia-ml-py", "openai==2.8.0", "orjson", "partial_json_parser", "pillow",
@@ -43,9 +70,9 @@ ENVIRONMENTS: dict[str, Environment] = {
     "llama.cpp": Environment(
         "llama.cpp",
         (TORCH, "numpy", "transformers==4.57.6", "gguf", "sentencepiece", "protobuf"),
-        further=(llama_cpp_files.fetch,),
+        further=(fetch,),
         show=("transformers", "torch"),
-        fetched=(llama_cpp_files.SOURCE, llama_cpp_files.PREBUILT),
+        fetched=(SOURCE, PREBUILT),
     ),
     "mlx-lm": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.32.2"), show=("mlx-lm", "mlx")),
     "mlx-lm-0.28": Environment("mlx-lm", ("mlx[cpu]", "mlx-lm==0.28.4"), show=("mlx-lm", "mlx")),

@@ -13,8 +13,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from tests.oracles.measure import SCRIPTS, Runner
 from tests.oracles.quantised_models import GONE, SCHEMES, checkpoints, reference
-from tests.oracles.runner import SCRIPTS, Runner
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import HEAD
 

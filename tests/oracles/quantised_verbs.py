@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 import tieconv
+from tests.oracles.measure import SCRIPTS, Runner
 from tests.oracles.quantised_models import GONE, checkpoints, reference
-from tests.oracles.runner import SCRIPTS, Runner
 from tieconv.checkpoint.quantised_matrix import HEAD
 
 SCHEMES = ["packed", "by-class", "fp8", "bnb4", "bnb8"]

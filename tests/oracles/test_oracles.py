@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.oracles import environments, measure, observe, runner
-from tests.oracles.cells import DTYPES, HEADS, LAYOUTS, Cell, cells
+from tests.oracles import environments, measure, observe
+from tests.oracles.checkpoints import DTYPES, FAMILIES, HEADS, LAYOUTS, Cell, cells
 from tests.oracles.environments import ENVIRONMENTS
-from tests.oracles.families import FAMILIES
 from tests.oracles.measure import KEPT, Judged, faults, figures
 from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.loaders.registry import CONSUMERS
@@ -178,8 +177,8 @@ def test_a_loader_that_dies_loses_one_job(tmp_path: Path, monkeypatch: pytest.Mo
         "    if job['id'] == 2: os.abort()\n"
         "    print(json.dumps({'id': job['id'], 'outcome': 'tied', 'dropped': False, 'why': ''}), flush=True)\n"
     )
-    monkeypatch.setitem(runner.SCRIPTS, "dying", str(script))
-    started = runner.Runner("dying", sys.executable)
+    monkeypatch.setitem(measure.SCRIPTS, "dying", str(script))
+    started = measure.Runner("dying", sys.executable)
     outcomes = [started.observe({"id": number})["outcome"] for number in (1, 2, 3)]
     started.close()
     assert outcomes == ["tied", "error", "tied"]

@@ -20,8 +20,7 @@ import pytest
 from tests import children
 from tests.checks.fixtures import builder
 from tests.hub.stub import Fault, Hub, start
-from tests.page.chromium import Chromium, Tab, chromium
-from tests.page.servers import HOSTS, proxy, serving
+from tests.page.chromium import HOSTS, Chromium, Tab, chromium, proxy, serving
 from tieconv.checks import RULES
 
 pytestmark = [

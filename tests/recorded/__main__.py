@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 from tests.recorded.compare import KNOWN, Allowed, compare, report, without_sentences
-from tests.recorded.models import build
-from tests.recorded.record import record
+from tests.recorded.models import build, record
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tests.recorded.record import Recording
+from tests.recorded.models import Recording
 
 KNOWN = Path(__file__).with_name("known.json")
 """Differences that a step intends: `command`, `path`, optionally `model`, `before` and `after`, and the `reason`."""

@@ -15,8 +15,7 @@ from fixtures.cases import CASES
 from tests.conftest import ROOT
 from tests.recorded.__main__ import main
 from tests.recorded.compare import ABSENT, KNOWN, Allowed, compare, report, without_sentences
-from tests.recorded.models import LIST, build
-from tests.recorded.record import Recording, commands, record
+from tests.recorded.models import LIST, Recording, build, commands, record
 
 NAMES = ("llama-tied", "llama-diverged", "bert-mlm", "t5")
 INSPECT, RETIE = "inspect MODEL --consumers --json", "retie MODEL --dry-run --json"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.patience import HANGS
 from tests.reporters.reports import full
-from tests.reporters.test_parity_plot import case, histogram
+from tests.reporters.test_layout import case, histogram
 from tieconv.checkpoint.results.parity import Gate, Parity, ProviderUse, Verdict
 from tieconv.reporters.html import analyze_page, parity_page
 from tieconv.reporters.html.analyze_page import render_analysis as render

@@ -1,14 +1,20 @@
-"""Lines and columns on a terminal: what is wider than it, and what a colour takes."""
+"""Lines and columns on a terminal, and plots of parity: what is drawn stands where its numbers say."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Parity, ProviderUse, Verdict
+from tieconv.reporters.html.parity_page import gate_bar, plot, render
 from tieconv.reporters.text import columns, wrapped
 from tieconv.reporters.text.analyze_text import _short_figure
+from tieconv.reporters.text.parity_text import render_parity
 
 WORDS = st.lists(st.text("abc.", min_size=1, max_size=30), max_size=20).map(" ".join)
 
@@ -61,3 +67,138 @@ def test_figures_of_a_table() -> None:
     texts = {0: "0", 0.0005: "0.001", 0.0004999: "0.0005", -0.25: "-0.250", 999.9994: "999.999", 1000: "1,000",
              1000.5: "1e+03", 1e20: "1e+20"}  # fmt: skip
     assert {value: _short_figure(value) for value in texts} == texts
+
+
+LEFT, RIGHT, TOP, BOTTOM, WIDTH = 8.0, 412.0, 30.0, 170.0, 420
+
+
+def counts(bins: int, first: int, last: int) -> tuple[int, ...]:
+    """A triangle over some of the bins, with its largest number in their middle."""
+    return tuple(1 + min(i - first, last - i) if first <= i <= last else 0 for i in range(bins))
+
+
+def histogram(start: float, first: int, last: int, bins: int = 80) -> Histogram:
+    return Histogram("fp32", start, 0.25, counts(bins, first, last), counts(bins, first + 1, last))
+
+
+def figures(rms: float, positions: int = 4) -> Figures:
+    return Figures(positions, rms, rms, rms, 0, 0.0, 0.0)
+
+
+def case(graph: float, floor: float) -> Case:
+    return Case("fp32", 1, 4, 0, 0, 0, figures(graph), figures(floor), None, None)
+
+
+def labels(drawn: str) -> dict[int, float]:
+    """The powers of ten of the axis and where they stand."""
+    found = re.findall(r'<text x="([\d.]+)"[^>]*>10<tspan[^>]*>(-?\d+)</tspan>', drawn)
+    return {int(power): float(x) for x, power in found}
+
+
+def test_each_decade_has_its_label() -> None:
+    """Bins 5 to 20 of a quarter decade, with one more on each side: from 10^-7 to 10^-3."""
+    found = labels(plot(histogram(-8.0, 5, 20), []))
+    assert list(found) == [-7, -6, -5, -4, -3]
+    step = (RIGHT - LEFT) / 18  # bins 4 to 22
+    assert found == {-7: 18.0} | {
+        power: pytest.approx(LEFT + step * 4 * (power + 7), abs=0.06) for power in range(-6, -2)
+    }
+
+
+def test_many_decades_have_some_labels() -> None:
+    """At most seven, at equal distances."""
+    found = list(labels(plot(histogram(-20.0, 1, 78), [])))
+    assert 4 <= len(found) <= 7
+    assert len({b - a for a, b in itertools.pairwise(found)}) == 1
+
+
+def test_a_lone_zero_does_not_stretch_the_axis() -> None:
+    """Bin 0 holds the exact zeros."""
+    plain = histogram(-8.0, 5, 20)
+    zeros = Histogram("fp32", -8.0, 0.25, (9, *plain.graph[1:]), plain.floor)
+    assert labels(plot(zeros, [])) == labels(plot(plain, []))
+
+
+def test_both_distributions_fill_the_height() -> None:
+    """The larger peak reaches the top, both stand on the axis, and bins follow each other."""
+    drawn = plot(histogram(-8.0, 5, 20), [])
+    paths = [path for path in re.findall(r'<path d="(M[^"]*)"', drawn) if path.count("L") > 3]
+    points = [[tuple(map(float, pair)) for pair in re.findall(r"([\d.]+) ([\d.]+)", path)] for path in paths]
+    assert len(points) == 2
+    assert min(y for path in points for _, y in path) == TOP
+    for path in points:
+        assert path[0] == (LEFT, BOTTOM)
+        assert path[-1] == (RIGHT, BOTTOM)
+        assert [x for x, _ in path] == sorted(x for x, _ in path)
+        assert max(y for _, y in path) == BOTTOM
+    assert [path.endswith("Z") for path in paths] == [True, False]
+
+
+@pytest.mark.parametrize(("rms", "side"), [(1e-6, "start"), (10**-3.5, "end")])
+def test_marks_stand_at_their_errors(rms: float, side: str) -> None:
+    """The gate at twice the RMS error of torch, the graph's own beside it; words stay in the picture."""
+    drawn = plot(histogram(-8.0, 5, 20), [case(rms, rms), case(rms, rms)])
+    lines = [float(x) for x in re.findall(r'<path d="M([\d.]+) \d+V170"', drawn)]
+    step = (RIGHT - LEFT) / 18
+    expected = [LEFT + step * ((math.log10(value) + 8) / 0.25 - 4) for value in (2 * rms, rms)]
+    assert lines == pytest.approx(expected, abs=0.06)
+    words = re.findall(r'<text x="([\d.]+)" y="(\d+)" text-anchor="(\w+)" font-size="11"', drawn)
+    assert [(float(x), int(y), anchor) for x, y, anchor in words] == [
+        (pytest.approx(line + (4 if side == "start" else -4), abs=0.06), y, side)
+        for line, y in zip(lines, (12, 26), strict=True)
+    ]
+
+
+def test_an_error_beyond_the_axis_stands_at_its_end() -> None:
+    """A graph that is far off is marked at the right edge; nothing is drawn of no error at all."""
+    assert 'd="M412.0 22V170"' in plot(histogram(-8.0, 5, 20), [case(10.0, 1e-6)])
+    assert "RMS</text>" not in plot(histogram(-8.0, 5, 20), [case(0.0, 0.0)])
+
+
+def test_larger_batches_weigh_more() -> None:
+    """The RMS error of all positions together."""
+    few = Case("fp32", 1, 1, 0, 0, 0, figures(3e-6, positions=1), None, None, None)
+    many = Case("fp32", 1, 3, 0, 0, 0, figures(1e-6, positions=3), None, None, None)
+    drawn = plot(histogram(-8.0, 5, 20), [few, many])
+    (line,) = [float(x) for x in re.findall(r'<path d="M([\d.]+) \d+V170"', drawn)]
+    expected = (math.log10(math.sqrt((9e-12 + 3e-12) / 4)) + 8) / 0.25 - 4
+    assert line == pytest.approx(LEFT + (RIGHT - LEFT) / 18 * expected, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "width", "colour"),
+    [
+        (0.5, 1.0, "50.0", "good"),
+        (3.0, 2.0, "150.0", "bad"),
+        (9.0, 1.0, "150.0", "bad"),
+        (math.inf, 1.0, "150.0", "bad"),
+    ],
+)
+def test_a_bar_ends_at_the_share_of_its_limit(value: float, limit: float, width: str, colour: str) -> None:
+    """What is beyond one and a half times the limit is drawn there."""
+    drawn = gate_bar(Gate("rms", value, limit, value <= limit, ""))
+    assert f'width="{width}" height="6" fill="var(--{colour})"' in drawn
+
+
+@pytest.mark.parametrize(("value", "limit"), [(None, 1.0), (1.0, None), (1.0, 0.0)])
+def test_no_ratio_no_bar(value: float | None, limit: float | None) -> None:
+    """A condition without a limit is no share of anything."""
+    assert gate_bar(Gate("rms", value, limit, False, "")) == ""
+
+
+def test_a_failed_page_says_what_was_not_measured() -> None:
+    """A fault of the structure ends the measurement before any logit."""
+    gates = (Gate("structure", 1.0, 0.0, False, "an axis is fixed"),)
+    page = render(Parity(Verdict.FAILED, "g.onnx", "m", ProviderUse("cpu"), gates=gates))
+    assert "<h2>Not measured</h2>\n<p>Not compared: the weights and the logits.</p>" in page
+    measured = Parity(Verdict.FAILED, "g.onnx", "m", ProviderUse("cpu"), gates=gates, cases=(case(1e-6, 1e-6),))
+    assert "Not compared: the weights.</p>" in render(measured)
+
+
+@pytest.mark.parametrize(("found", "asks"), [(40, True), (60, False)])
+def test_a_graph_of_another_model_is_asked_about(found: int, asks: bool) -> None:
+    """Where most weights are not in the graph, the first suspect is the model beside it."""
+    gates = (Gate("weights", 1.0, 0.0, False, "a matrix is not in the graph"),)
+    identity = Identity(2, 1, 100, found, {}, (), (), (), 1)
+    text = render_parity(Parity(Verdict.FAILED, "g.onnx", "m", ProviderUse("cpu"), gates=gates, identity=identity))
+    assert text.endswith("Was it exported from this model?") == asks

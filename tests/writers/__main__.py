@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from tests.oracles.environments import make, versions_of
-from tests.writers.measure import COUNTED, figures, keep, new_faults
+from tests.writers.measure import COUNTED, ENVIRONMENTS, WRITERS, figures, keep, new_faults
 from tests.writers.measure import cells as judge_cases
-from tests.writers.table import ENVIRONMENTS, WRITERS
 
 FOLDER = Path(".oracles") / "writers"
 

@@ -16,8 +16,7 @@ from docs.pages import writers as page
 from tests.cli.run import run
 from tests.writers import graph_faults
 from tests.writers import judge as judging
-from tests.writers.measure import FIGURES, figures, new_faults
-from tests.writers.table import ENVIRONMENTS, NOT_INSTALLED, PROGRAMS, WRITERS
+from tests.writers.measure import ENVIRONMENTS, FIGURES, NOT_INSTALLED, PROGRAMS, WRITERS, figures, new_faults
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 CASE: dict[str, Any] = {"reads": ["safetensors"], "named": [], "file": "", "words": [], "parity": ""}

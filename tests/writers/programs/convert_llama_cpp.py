@@ -13,7 +13,7 @@ from typing import Any
 
 from fixtures import zoo
 from tests import oracles
-from tests.oracles.families import CONFIGS, older_keys
+from tests.oracles.checkpoints import CONFIGS, older_keys
 from tests.oracles.tokenizer import write_tokenizer
 from tests.writers.program import PROMPT, Case, Facts, serve, without_sampling
 

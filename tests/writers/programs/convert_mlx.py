@@ -15,7 +15,7 @@ import numpy as np
 from mlx_lm import utils
 
 from fixtures import zoo
-from tests.oracles.families import older_keys
+from tests.oracles.checkpoints import older_keys
 from tests.oracles.tokenizer import write_tokenizer
 from tests.writers.program import PROMPT, Case, Facts, facts, serve
 

@@ -16,7 +16,7 @@ from mlx_vlm.utils import load_model
 from safetensors.torch import load_file, save_file
 
 from fixtures import zoo
-from tests.oracles.families import older_keys
+from tests.oracles.checkpoints import older_keys
 from tests.oracles.tokenizer import write_tokenizer
 from tests.writers.program import PROMPT, Case, Facts, facts, serve
 
