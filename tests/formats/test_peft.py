@@ -130,6 +130,8 @@ def test_weight_tying_that_peft_ensures(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     (finding,) = api.inspect(save_adapter(folder, LORA, base_of(folder), ensure_weight_tying=True)).findings
     assert finding.rule == "PEF001" and "Add both to target_modules" in finding.message
+    (finding,) = api.inspect(save_adapter(tmp_path / "alone", LORA, None, ensure_weight_tying=True)).findings
+    assert finding.rule == "PEF001" and "add both to target_modules and untie it" in finding.message
 
 
 def test_copies_of_both(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ def targets_tie(inspection: Inspection) -> Iterator[Finding]:
     adapter, modules = inspection.checkpoint.adapter, in_pair(changed(inspection), inspection.base)
     if adapter is None or not modules:
         return
-    start = f"The adapter changes {evidence.listed(modules)}, but its base model"
-    tie = tied_pair(inspection.base)
+    start, tie = f"The adapter changes {evidence.listed(modules)}, but its base model", tied_pair(inspection.base)
     if tie is None or inspection.base is None:
         yield targets_tie.finding(f"{start} {_absent(adapter)}", level=Level.WARNING, remedy=_with_base(inspection))
         return
@@ -72,7 +71,8 @@ def _with_base(inspection: Inspection) -> Remedy | None:
 def _absent(adapter: Adapter) -> str:
     where = f"{shown(adapter.base)} was not read" if adapter.base else "is unknown"
     kind = f" (its class is {shown(adapter.base_class)})" if adapter.base_class else ""
-    return f"{where}{kind}. If the base model is tied, untie it before the merge."
+    both = "add both to target_modules and " * adapter.tied
+    return f"{where}{kind}. If the base model is tied, {both}untie it before the merge."
 
 
 @rule("PEF002", "adapter-replaces-tied", Level.NOTE)
