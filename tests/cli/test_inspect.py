@@ -113,14 +113,23 @@ def test_names_that_load_as_another(models: Path) -> None:
     assert (member["name"], member["loads_as"]) == ("wte.weight", "transformer.wte.weight")
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", f"inspect {ROOT}/fixtures/models/llama-tied"])
-def test_heavy_modules_stay_out(command: str) -> None:
-    """Neither numpy nor torch nor huggingface_hub is imported where it is not used."""
+EVERYWHERE = {"numpy", "torch", "huggingface_hub", "ml_dtypes", "transformers", "safetensors", "rich"}
+OF_A_CHECK = {"numpy", "torch", "concurrent.futures", "multiprocessing", "difflib", "tomllib", "hashlib",
+              "tieconv.checks.registry", "tieconv.gate.fixes", "tieconv.execute.carry_out"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "heavy"),
+    [("--help", EVERYWHERE), ("--version", EVERYWHERE), (f"inspect {ROOT}/fixtures/models/llama-tied", EVERYWHERE),
+     (f"check --no-config {ROOT}/fixtures/models/llama-tied", OF_A_CHECK)],
+    ids=["help", "version", "inspect", "check"],
+)  # fmt: skip
+def test_heavy_modules_stay_out(command: str, heavy: set[str]) -> None:
+    """What is not used is not imported: no framework, and for a plain model neither a rule nor a pool."""
     code = (
         "import sys\nfrom tieconv.cli import main\n"
         f"try: main({command.split()!r})\nexcept SystemExit: pass\n"
-        "heavy = {'numpy', 'torch', 'huggingface_hub', 'ml_dtypes', 'transformers', 'safetensors', 'rich'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+        f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr.strip().splitlines()[-1] == "[]"

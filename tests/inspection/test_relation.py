@@ -49,18 +49,14 @@ class TestIdentical:
             data = data.view(f"<u{BITS[dtype] // 8}")
         assert relation((dtype, data), (dtype, data.copy())) == Identical()
 
-    def test_nan_and_infinity_equal_themselves(self) -> None:
-        bits = matrix("BF16")
-        bits[0, :4] = [0x7FC0, 0x7F81, 0xFF80, 0x8000]
-        assert relation(("BF16", bits), ("BF16", bits)).state is State.IDENTICAL
-
-    def test_empty_tensors_of_one_form(self) -> None:
-        empty = np.empty((0, 8), "<u2")
-        assert relation(("F16", empty), ("F16", empty)).state is State.IDENTICAL
-
-    def test_scalars(self) -> None:
-        number = np.array(0x3F80, "<u2")
-        assert relation(("BF16", number), ("BF16", number)).state is State.IDENTICAL
+    @pytest.mark.parametrize(
+        "bits",
+        [[0x7FC0, 0x7F81, 0xFF80, 0x8000], np.empty((0, 8)), 0x3F80],
+        ids=["nan and infinity", "empty", "scalar"],
+    )
+    def test_equal_bits_of_any_form(self, bits: object) -> None:
+        numbers = np.array(bits, "<u2")
+        assert relation(("BF16", numbers), ("BF16", numbers)).state is State.IDENTICAL
 
     def test_same_bytes_of_another_type_are_not(self) -> None:
         bits = matrix("F16")
