@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +32,12 @@ def marked(path: Path, content: bytes = b"") -> None:
     (path / "owner").write_bytes(content or DEAD.encode())
     (path / "new").mkdir()
     (path / "new" / "model.safetensors").write_bytes(b"half")
+
+
+def marker_alone(path: Path, content: bytes) -> None:
+    """A marker, and nothing else."""
+    path.mkdir(0o700)
+    (path / "owner").write_bytes(content)
 
 
 def linked_marker(path: Path, model: Path) -> None:
@@ -92,6 +99,7 @@ OF_A_LEFTOVER: dict[str, tuple[Callable[[Path], object], str]] = {
     "nested_marker": (lambda path: (path / "owner").write_bytes(b"[" * 4000), "tieconv did not make it"),
     "cut_marker_with_more": (lambda path: (path / "owner").write_bytes(b'{"program": "tie'), "tieconv did not make it"),
     "with_a_file": (lambda path: (path / "thesis.tex").write_text("mine"), r"it holds thesis\.tex"),
+    "file_of_another": (lambda path: (shutil.rmtree(path), path.write_text("mine")), "it is not a directory"),
 }
 """What is changed of what a killed run left, and why the result is not removed."""
 NEED_ROOT = {"foreign_directory", "foreign_marker"}
@@ -108,14 +116,12 @@ def changed(change: Callable[[Path], object]) -> Make:
 
 
 def new_is_a_symlink(path: Path, model: Path) -> None:
-    path.mkdir(0o700)
-    (path / "owner").write_bytes(DEAD.encode())
+    marker_alone(path, DEAD.encode())
     (path / "new").symlink_to(model)
 
 
 def new_is_a_hard_link(path: Path, model: Path) -> None:
-    path.mkdir(0o700)
-    (path / "owner").write_bytes(DEAD.encode())
+    marker_alone(path, DEAD.encode())
     os.link(model / "model.safetensors", path / "new")
 
 
@@ -185,10 +191,6 @@ def test_doubtful(model: Path, tmp_path: Path, plant: Make, why: str, how: str) 
     assert whole_state(tmp_path) == before
 
 
-def rebooted(path: Path) -> None:
-    marked(path, replace(Owner.current(), boot="before the reboot").encode())
-
-
 def ended(path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
@@ -202,23 +204,23 @@ def of_the_first_release(path: Path) -> None:
     marked(path, f'{{"program": "tieconv", "pid": {process.pid}, "host": "{host}", "start": 1763800000}}'.encode())
 
 
-def number_used_again(path: Path) -> None:
-    marked(path, replace(Owner.current(), pid=os.getppid(), ticks=1).encode())
+LEFT: dict[str, Callable[[Path], object]] = {
+    "rebooted": lambda path: marked(path, replace(Owner.current(), boot="before the reboot").encode()),
+    "ended": ended,
+    "of_the_first_release": of_the_first_release,
+    "number_used_again": lambda path: marked(path, replace(Owner.current(), pid=os.getppid(), ticks=1).encode()),
+    "renamed_machine": lambda path: marked(path, replace(DEAD, host="its-old-name").encode()),
+    "zeros": lambda path: marker_alone(path, b"\0" * SIZE),
+    "cut_marker": lambda path: marker_alone(path, b'{"prog'),
+    "empty": lambda path: path.mkdir(0o700),
+}
+"""What runs leave whose process has ended for certain."""
 
 
-def renamed_machine(path: Path) -> None:
-    marked(path, replace(DEAD, host="its-old-name").encode())
-
-
-def zeros(path: Path) -> None:
-    path.mkdir(0o700)
-    (path / "owner").write_bytes(b"\0" * SIZE)
-
-
-@pytest.mark.parametrize("leave", [rebooted, ended, of_the_first_release, number_used_again, renamed_machine, zeros])
-def test_leftover(model: Path, tmp_path: Path, leave: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("kind", LEFT)
+def test_leftover(model: Path, tmp_path: Path, kind: str) -> None:
     """A run whose process has ended for certain: what it left goes, and the next run succeeds."""
-    leave(staging_path(tmp_path / "out"))
+    LEFT[kind](staging_path(tmp_path / "out"))
     execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 

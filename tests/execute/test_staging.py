@@ -80,24 +80,6 @@ def _marked(path: Path, old: int = 0) -> None:
     os.chmod(path / "new", 0o500)
 
 
-def _empty(_path: Path) -> None:
-    return None
-
-
-def _cut_marker(path: Path) -> None:
-    (path / "owner").write_text('{"prog')
-
-
-@pytest.mark.parametrize("leave", [_marked, _empty, _cut_marker])
-def test_leftovers_of_a_dead_run(model: Path, tmp_path: Path, leave: Any) -> None:
-    """They are removed, and the run goes on."""
-    path = staging_path(tmp_path / "out")
-    path.mkdir(0o700)
-    leave(path)
-    execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
-    assert sorted(os.listdir(tmp_path)) == ["out", "source"]
-
-
 def test_leftovers_beside_a_finished_out(model: Path, tmp_path: Path) -> None:
     """Killed after the rename, a run leaves a directory: the next one removes it even as it refuses."""
     models.single(tmp_path / "out")
@@ -118,37 +100,6 @@ def test_an_old_out_that_lost_its_name(model: Path, tmp_path: Path) -> None:
     sweep(tmp_path / "out")
     assert models.digest(tmp_path / "out") == old
     assert models.strays(tmp_path) == []
-
-
-def _foreign_directory(path: Path) -> None:
-    path.mkdir()
-    (path / "thesis.tex").write_text("mine")
-
-
-def _foreign_with_owner(path: Path) -> None:
-    path.mkdir()
-    (path / "owner").write_text("me")
-    (path / "thesis.tex").write_text("mine")
-
-
-def _foreign_file(path: Path) -> None:
-    path.write_text("mine")
-
-
-def _foreign_link(path: Path) -> None:
-    (path.parent / "elsewhere").mkdir()
-    path.symlink_to("elsewhere")
-
-
-@pytest.mark.parametrize("make", [_foreign_directory, _foreign_with_owner, _foreign_file, _foreign_link])
-def test_what_is_not_ours(model: Path, tmp_path: Path, make: Any) -> None:
-    """Something else of that name is left alone, and said."""
-    path = staging_path(tmp_path / "out")
-    make(path)
-    before = models.digest(tmp_path)
-    with pytest.raises(DestinationError, match=r"out\.tieconv-staging is in the way: (it|tieconv) "):
-        execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
-    assert models.digest(tmp_path) == before
 
 
 def test_released_while_another_waits(tmp_path: Path) -> None:
