@@ -40,29 +40,53 @@ def refused(plan: Plan, target: Target, kind: type[TieconvError], code: str) -> 
     return caught.value
 
 
-def test_existing_out_needs_overwrite(model: Path, tmp_path: Path) -> None:
-    """An OUT that exists, even an empty directory, is not written without --overwrite."""
-    (tmp_path / "out").mkdir()
-    error = refused(models.retie(model), Target(tmp_path / "out"), DestinationError, "out.exists")
-    assert "--overwrite" in error.command_hint
+def _directory(path: Path, name: str = "") -> Path:
+    path.mkdir()
+    if name:
+        (path / name).write_text("mine")
+    return path
 
 
-@pytest.mark.parametrize(
-    ("name", "code"), [("notes.txt", "out.not-a-model"), ("model.safetensors.bak", "out.not-a-model")]
-)
-def test_overwrite_is_for_models_only(model: Path, tmp_path: Path, name: str, code: str) -> None:
-    """A directory that holds no model is not overwritten."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / name).write_text("mine")
-    refused(models.retie(model), Target(tmp_path / "out", overwrite=True), DestinationError, code)
+def _link(path: Path, to: Path) -> Path:
+    path.symlink_to(to)
+    return path
 
 
-def test_overwrite_spares_a_git_repository(model: Path, tmp_path: Path) -> None:
-    """A model's git history is not thrown away with it."""
-    out = models.single(tmp_path / "out")
-    (out / ".git").mkdir()
-    (out / ".git" / "HEAD").write_text("ref: refs/heads/main")
-    refused(models.retie(model), Target(out, overwrite=True), DestinationError, "out.not-a-model")
+OUT: dict[str, tuple[Callable[[Path, Path], Target], str, str]] = {
+    # OUT of a model in a directory, the code of the refusal, and a word of the hint
+    "exists": (lambda _, top: Target(_directory(top / "out")), "out.exists", "--overwrite"),
+    "no model": (lambda _, top: Target(_directory(top / "out", "notes.txt"), overwrite=True), "out.not-a-model", ""),
+    "a backup": (
+        lambda _, top: Target(_directory(top / "out", "m.safetensors.bak"), overwrite=True),
+        "out.not-a-model",
+        "",
+    ),
+    "a git repository": (
+        lambda _, top: Target(_directory(models.single(top / "out") / ".git", "HEAD").parent, overwrite=True),
+        "out.not-a-model",
+        "",
+    ),
+    "the source": (lambda model, _: Target(model, overwrite=True), "out.is-source", ""),
+    "the source by dots": (lambda model, _: Target(model / "original" / "..", overwrite=True), "out.is-source", ""),
+    "the source by a link": (
+        lambda model, top: Target(_link(top / "link", model), overwrite=True),
+        "out.is-source",
+        "",
+    ),
+    "inside": (lambda model, _: Target(model / "out"), "out.inside-source", ""),
+    "inside by a link": (lambda model, top: Target(_link(top / "link", model) / "out"), "out.inside-source", ""),
+    "around": (lambda _, top: Target(top, overwrite=True), "out.around-source", ""),
+    "a dangling link": (lambda _, top: Target(_link(top / "link", top / "nowhere"), overwrite=True), "out.link", ""),
+    "without a parent": (lambda _, top: Target(top / "a" / "b"), "out.no-parent", "mkdir"),
+}
+
+
+@pytest.mark.parametrize("case", OUT)
+def test_out_is_refused(model: Path, tmp_path: Path, case: str) -> None:
+    """Nothing is replaced but a model that is not the source, nothing is written through a link or into a model."""
+    make, code, hint = OUT[case]
+    error = refused(models.retie(model), make(model, tmp_path), DestinationError, code)
+    assert hint in f"{error.hint} {error.command_hint}"
 
 
 def test_overwrite_of_a_file_needs_the_suffix(model: Path, tmp_path: Path) -> None:
@@ -75,52 +99,11 @@ def test_overwrite_of_a_file_needs_the_suffix(model: Path, tmp_path: Path) -> No
     refused(plan, Target(tmp_path / "d.safetensors", overwrite=True), DestinationError, "out.not-a-model")
 
 
-def _same(model: Path, tmp_path: Path) -> Path:
-    return model
-
-
-def _through_dots(model: Path, tmp_path: Path) -> Path:
-    return model / "original" / ".."
-
-
-def _a_link(model: Path, tmp_path: Path) -> Path:
-    (tmp_path / "link").symlink_to(model)
-    return tmp_path / "link"
-
-
-@pytest.mark.parametrize("make", [_same, _through_dots, _a_link])
-def test_out_is_the_source(model: Path, tmp_path: Path, make: Any) -> None:
-    """OUT is the model, under whatever name."""
-    target = Target(make(model, tmp_path), overwrite=True)
-    refused(models.retie(model), target, DestinationError, "out.is-source")
-
-
 def test_out_is_a_hard_link_to_the_source(model: Path, tmp_path: Path) -> None:
     """A second name of the source file is the source file."""
     os.link(model / "model.safetensors", tmp_path / "twin.safetensors")
     plan = models.retie(model / "model.safetensors")
     refused(plan, Target(tmp_path / "twin.safetensors", overwrite=True), DestinationError, "out.is-source")
-
-
-def test_out_inside_and_around_the_source(model: Path, tmp_path: Path) -> None:
-    """OUT must not be part of the model, nor the model part of OUT."""
-    plan = models.retie(model)
-    refused(plan, Target(model / "out"), DestinationError, "out.inside-source")
-    (tmp_path / "link").symlink_to(model)
-    refused(plan, Target(tmp_path / "link" / "out"), DestinationError, "out.inside-source")
-    refused(plan, Target(tmp_path, overwrite=True), DestinationError, "out.around-source")
-
-
-def test_out_is_a_link_to_elsewhere(model: Path, tmp_path: Path) -> None:
-    """A link, dangling or not, is not written through."""
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    refused(models.retie(model), Target(tmp_path / "link", overwrite=True), DestinationError, "out.link")
-
-
-def test_parent_is_missing(model: Path, tmp_path: Path) -> None:
-    """No directories are made on the way to OUT."""
-    error = refused(models.retie(model), Target(tmp_path / "a" / "b"), DestinationError, "out.no-parent")
-    assert error.hint.startswith("mkdir")
 
 
 def test_parent_is_read_only(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
