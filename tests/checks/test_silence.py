@@ -68,6 +68,16 @@ PLAIN: dict[str, tuple[Config | None, Tensors]] = {
     "a tied BART": (BART, SHARED),
     "a T5": (T5, {"shared.weight": matrix()}),
     "a T5 with a head of its own": (flagged(T5, False), {"shared.weight": matrix(), "lm_head.weight": matrix(seed=1)}),
+    "a class whose flag sets the scale of the logits alone": (
+        {
+            "architectures": ["Pop2PianoForConditionalGeneration"],
+            "model_type": "pop2piano",
+            "tie_word_embeddings": True,
+            "scale_decoder_outputs": True,
+            "vocab_size": 8,
+        },
+        {"shared.weight": matrix(), "lm_head.weight": matrix(seed=1)},
+    ),
     "a class that never ties": (flagged(KIMI, True), llama(head=matrix(seed=1))),
     "a vision-language model": (flagged(GEMMA3, True, text_config=True), {NESTED_EMBED: matrix()}),
     "a vision-language model with a flat config": (flagged(QWEN2_VL, True), llama()),

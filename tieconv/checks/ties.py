@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.architectures import loads_both, unexplained
-from tieconv.architectures.effective_flag import DERIVED_KEY, text_config
+from tieconv.architectures.effective_flag import DERIVED_KEY, reading_v4, text_config
 from tieconv.checkpoint.family import FlagMeaning, Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
@@ -215,12 +215,12 @@ def logit_scale(inspection: Inspection) -> Iterator[Finding]:
     the same. No config serves both, unless the flag and this key agree.
     """
     config, family = text_config(inspection), inspection.family
-    scaled, tied = config.get(DERIVED_KEY), inspection.config.effective
+    scaled, tied = config.get(DERIVED_KEY), reading_v4(inspection)
     derives = FlagMeaning.DERIVES in (family.meaning_v5, family.meaning_v4)
-    if derives and isinstance(scaled, bool) and inspection.config.known and scaled is not tied:
+    if derives and isinstance(scaled, bool) and inspection.config.known and tied not in (None, scaled):
         first, second = (5, 4) if scaled else (4, 5)
         yield logit_scale.finding(
-            f"{DERIVED_KEY} is {str(scaled).lower()}, but the config says {inspection.config.verdict}. transformers {first} "
+            f"{DERIVED_KEY} is {str(scaled).lower()}, but the config says {'tied' if tied else 'untied'}. transformers {first} "
             f"multiplies the logits by d_model**-0.5, transformers {second} does not."
         )
 
