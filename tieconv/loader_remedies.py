@@ -119,19 +119,17 @@ class _Trial:
     def _candidates(self, rule: str) -> Iterator[Remedy]:
         inspection = self.inspection
         unify = remedies.bias(inspection, "unify", safe=False)
-        yield from filter(
-            None,
-            (
-                unify if rule == "CON004" else None,
-                remedies.retie(inspection, safe=True),
-                remedies.untie(inspection, keep_flag=True, safe=True),
-                remedies.set_untied(inspection, safe=True),
-                remedies.untie(inspection, safe=True),
-                remedies.add_format(inspection, safe=True),
-                remedies.convert(inspection, "safetensors"),
-                unify,
-            ),
+        ordered = (
+            unify if rule == "CON004" else None,
+            remedies.retie(inspection, safe=True),
+            remedies.untie(inspection, keep_flag=True, safe=True),
+            remedies.set_untied(inspection, safe=True),
+            remedies.untie(inspection, safe=True),
+            remedies.add_format(inspection, safe=True),
+            remedies.convert(inspection, "safetensors"),
+            unify,
         )
+        yield from filter(None, ordered)
 
     def _no_help(self) -> str:
         """Return that none of the planned commands helps, if every command that a finding names was planned."""

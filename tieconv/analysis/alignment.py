@@ -68,22 +68,17 @@ def _section(title: str, sentence: str, compared: Compared, letters: Sequence[st
     tables = {letter: table.name for letter, table in zip(letters, joined.tables, strict=False)}
     places = np.linspace(0, joined.count - 1, min(POINTS, joined.count)).astype(int)
     norms = {letter: view.norms[places].tolist() for letter, view in zip(letters, compared.views, strict=False)}
-    return Section(
-        title,
-        sentence,
-        tuple(compared.measures(_CEILINGS)),
-        {name: tuple(norms[letter]) for letter, name in _NORMS.items() if letter in norms},
-        {
-            "tables": tables,
-            "tokens": joined.count,
-            "left_out": joined.dropped,
-            "neighbours": compared.views[0].neighbours.shape[1],
-            "gaussian_floor": compared.by_pair(lambda figure: figure.formula),
-            "standard_error": compared.by_pair(lambda figure: figure.error or None),
-        },
-        certainty,
-        "; ".join(f"{letter}: {name}" for letter, name in tables.items()),
-    )
+    series = {name: tuple(norms[letter]) for letter, name in _NORMS.items() if letter in norms}
+    detail = {
+        "tables": tables,
+        "tokens": joined.count,
+        "left_out": joined.dropped,
+        "neighbours": compared.views[0].neighbours.shape[1],
+        "gaussian_floor": compared.by_pair(lambda figure: figure.formula),
+        "standard_error": compared.by_pair(lambda figure: figure.error or None),
+    }
+    legend = "; ".join(f"{letter}: {name}" for letter, name in tables.items())
+    return Section(title, sentence, tuple(compared.measures(_CEILINGS)), series, detail, certainty, legend)
 
 
 def _contest(name: str, figures: Figures) -> Contest:

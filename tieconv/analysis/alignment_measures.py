@@ -235,15 +235,10 @@ class Compared:
         for name, says in _SAYS.items():
             for pair, row in self.figures.items():
                 figure = row[name]
-                yield Measure(
-                    f"{name} {pair}",
-                    figure.value,
-                    None if figure.value is None else figure.floor,
-                    ceiling(self.figures, (ceilings or {}).get(pair, ""), name),
-                    figure.n,
-                    _UNITS.get(name, "cosine"),
-                    f"{says}{figure.interval}" if figure.value is not None else "needs tables of equal width",
-                )
+                most, unit = ceiling(self.figures, (ceilings or {}).get(pair, ""), name), _UNITS.get(name, "cosine")
+                floor = None if figure.value is None else figure.floor
+                text = f"{says}{figure.interval}" if figure.value is not None else "needs tables of equal width"
+                yield Measure(f"{name} {pair}", figure.value, floor, most, figure.n, unit, text)
 
 
 def ceiling(figures: Figures, pair: str, name: str) -> float | None:

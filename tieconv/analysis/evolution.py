@@ -143,15 +143,10 @@ def _measured(
     earlier = {since: opened.tables(at, before[at]) for since, at in _earlier(number).items()}
     now = opened.tables(number, own)
     every = revision_figures(now, earlier, first.tokens, exact=request.exact, untied=request.untied)
-    return RevisionFigures(
-        revision.name,
-        revision.source,
-        revision.step,
-        own,
-        {role: table.record.name for role, table in now.tables.items()},
-        tuple(measure for measure, _ in every),
-        {measure.name: error for measure, error in every if error},
-    )
+    names = {role: table.record.name for role, table in now.tables.items()}
+    errors = {measure.name: error for measure, error in every if error}
+    measures = tuple(measure for measure, _ in every)
+    return RevisionFigures(revision.name, revision.source, revision.step, own, names, measures, errors)
 
 
 def _headline(model: str, figures: Sequence[RevisionFigures]) -> Headline:
@@ -405,34 +400,18 @@ def _parsed(line: bytes) -> tuple[Mapping[str, Any], RevisionFigures]:
 
 def _figures(document: Mapping[str, Any]) -> RevisionFigures:
     """Return the record of an entry of ``revisions``. Raises one of `MALFORMED` for others."""
-    step = document["step"]
-    return RevisionFigures(
-        str(document["name"]),
-        str(document["source"]),
-        None if step is None else int(step),
-        str(document["identity"]),
-        {str(role): str(name) for role, name in document["tables"].items()},
-        tuple(_measure(measure) for measure in document["measures"]),
-        {
-            str(measure["name"]): float(measure["standard_error"])
-            for measure in document["measures"]
-            if measure["standard_error"] is not None
-        },
-    )
+    name, source, own = (str(document[key]) for key in ("name", "source", "identity"))
+    step = None if document["step"] is None else int(document["step"])
+    tables = {str(role): str(table) for role, table in document["tables"].items()}
+    errors = {str(entry["name"]): entry["standard_error"] for entry in document["measures"]}
+    known = {measure: float(error) for measure, error in errors.items() if error is not None}
+    return RevisionFigures(name, source, step, own, tables, tuple(map(_measure, document["measures"])), known)
 
 
 def _measure(document: Mapping[str, Any]) -> Measure:
     value, floor, ceiling = (_number(document[key]) for key in ("value", "floor", "ceiling"))
-    n = document["n"]
-    return Measure(
-        str(document["name"]),
-        value,
-        floor,
-        ceiling,
-        None if n is None else int(n),
-        str(document["unit"]),
-        str(document["says"]),
-    )
+    n = None if document["n"] is None else int(document["n"])
+    return Measure(str(document["name"]), value, floor, ceiling, n, str(document["unit"]), str(document["says"]))
 
 
 def _number(value: object) -> float | None:

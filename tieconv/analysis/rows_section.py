@@ -37,16 +37,14 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
     zero = norms == 0
     alike = twins(norms, table.width)
     groups = duplicates(digests(table, alike), alike)
-    flagged = _flagged(subject, related, norms)
+    flagged, repeated = _flagged(subject, related, norms), float(sum(len(group) - 1 for group in groups))
     measures = [
         Measure("rows", float(table.rows), unit="rows"),
         _beyond(subject),
         *_zeros(subject, zero),
         *_zeros_measured(zero, measured),
         *_broken(norms),
-        Measure(
-            "rows equal to an earlier one", float(sum(len(group) - 1 for group in groups)), n=table.rows, unit="rows"
-        ),
+        Measure("rows equal to an earlier one", repeated, n=table.rows, unit="rows"),
         _undertrained(flagged, used, subject),
         *_differing(related, used, subject),
     ]

@@ -64,15 +64,8 @@ def analyze(
         findings = find(evidence, files, words, forecast_retie(evidence), exact)
         from tieconv.analysis.alignment import extended
 
-        return extended(
-            report(findings, None if counts is None else str(counts)),
-            findings,
-            against,
-            second,
-            maps=maps,
-            exact=exact,
-            similarity=similarity,
-        )
+        analysis = report(findings, None if counts is None else str(counts))
+        return extended(analysis, findings, against, second, maps=maps, exact=exact, similarity=similarity)
 
 
 def _asked_exactly(exact: bool | None, neighbours: str) -> bool | None:

@@ -77,12 +77,8 @@ def check(
     single = isinstance(models, str) or hasattr(models, "__fspath__") or is_module(models)
     several = [models] if single else list(models)  # type: ignore[arg-type]  # an iterable if none of the three
     modules = [model for model in several if is_module(model)]
-    paths = expand(
-        (str(model) for model in several if not is_module(model)),
-        include=include,
-        exclude=exclude,
-        newer_than=newer_than,
-    )
+    stored = [str(model) for model in several if not is_module(model)]
+    paths = expand(stored, include=include, exclude=exclude, newer_than=newer_than)
     named = None if base is None else str(base)
     report = run_gate(policy, paths, embed=embed, head=head, base=named, jobs=jobs, executor=executor)[0]
     if not modules:

@@ -26,16 +26,7 @@ if TYPE_CHECKING:
     from tieconv.planned import PlannedWrite
 
 
-_PLANNERS: dict[str, Callable[..., PlannedWrite]] = {
-    "bias": plans.plan_bias,
-    "convert": plans.plan_convert,
-    "dedup": plans.plan_dedup,
-    "reindex": plans.plan_reindex,
-    "resize": plans.plan_resize,
-    "retie": plans.plan_retie,
-    "set-tie": plans.plan_set_tie,
-    "untie": plans.plan_untie,
-}
+_VERBS = ("bias", "convert", "dedup", "reindex", "resize", "retie", "set-tie", "untie")
 
 
 def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
@@ -49,9 +40,10 @@ def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
             raise RefusedError(f"dedup does not change the graph: {shown(left)}")
         return planned
     verb, *words = action.verb.split()
-    if verb not in _PLANNERS:
+    if verb not in _VERBS:
         raise ValueError(f"{action.verb!r} is not a command with a plan")
-    return _PLANNERS[verb](*words, path=action.source, **dict(action.options))
+    plan: Callable[..., PlannedWrite] = getattr(plans, f"plan_{verb.replace('-', '_')}")
+    return plan(*words, path=action.source, **dict(action.options))
 
 
 def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:

@@ -168,13 +168,8 @@ def reading_v4(inspection: Inspection) -> bool | None:
 
 _NAME = "tie_embedding"
 _TRANSFORMERS = (
-    "model_type",
-    "architectures",
-    "transformers_version",
-    "auto_map",
-    "tie_word_embeddings",
-    "text_config",
-)
+    "model_type", "architectures", "transformers_version", "auto_map", "tie_word_embeddings", "text_config",
+)  # fmt: skip
 """Keys of which transformers writes at least one into every config."""
 _MAMBA = {"d_model", "n_layer", "ssm_cfg"}
 """Keys of `MambaConfig` in state-spaces/mamba, `mamba_ssm/models/config_mamba.py`, which no other program has."""

@@ -157,13 +157,9 @@ def pairs() -> tuple[Pair, ...]:
     """Return the pairs, the most specific first."""
     return tuple(
         Pair(
-            project=entry["project"],
-            source=entry["source"],
-            embedding=_ending(entry["embedding"]),
-            head=_ending(entry["head"]),
-            marks=tuple(entry.get("marks", ())),
+            row["project"], row["source"], _ending(row["embedding"]), _ending(row["head"]), tuple(row.get("marks", ()))
         )
-        for entry in _data()["pairs"]
+        for row in _data()["pairs"]
     )
 
 

@@ -176,15 +176,8 @@ def with_names(family: Family, embed: str | None, head: str | None) -> Family:
     output = head or family.output_head
     others = tuple(group for group in family.groups if group.role is not Role.WORD_EMBEDDING)
     pair = (TieGroup(Role.WORD_EMBEDDING, embedding, (output,), True),) if embedding and output else ()
-    return replace(
-        family,
-        input_embedding=embedding,
-        output_head=output,
-        tying=Tying.CAN,
-        named=bool(embed and head),
-        groups=pair + others,
-        truth=family.truth or "FTF",
-    )
+    named = replace(family, input_embedding=embedding, output_head=output, named=bool(embed and head))
+    return replace(named, tying=Tying.CAN, groups=pair + others, truth=family.truth or "FTF")
 
 
 # Compose the record of a class whose text part the config selects, from the rows of both classes.

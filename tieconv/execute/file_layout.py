@@ -133,16 +133,9 @@ def _saved(
 
     storage = tensor.storage or tensor
     size = sum(map(content_size, write_plan.parts(_content(storage))))
-    width = WIDTHS[tensor.dtype]
-    return SavedTensor(
-        name=tensor.name,
-        dtype=tensor.dtype,
-        key=keys[storage],
-        nbytes=size,
-        offset=offset_in_storage(tensor) // width,
-        shape=tuple(tensor.shape),
-        stride=tensor.stride or row_major(tensor.shape),
-    )
+    offset = offset_in_storage(tensor) // WIDTHS[tensor.dtype]
+    view = offset, tuple(tensor.shape), tensor.stride or row_major(tensor.shape)
+    return SavedTensor(tensor.name, tensor.dtype, keys[storage], size, *view)
 
 
 def checksum(descriptor: int, start: int, size: int) -> int:

@@ -15,14 +15,8 @@ if TYPE_CHECKING:
 
 GGUF_SUFFIX = ".gguf"
 _TORCH = (".bin", ".pt", ".pth", ".th", ".ckpt")
-_OF_OTHERS = (
-    *_TORCH,
-    *(suffix + ".index.json" for suffix in _TORCH),
-    GGUF_SUFFIX,
-    ".distcp",
-    ".metadata",
-    "adapter_config.json",
-)
+_INDEXES = tuple(suffix + ".index.json" for suffix in _TORCH)
+_OF_OTHERS = (*_TORCH, *_INDEXES, GGUF_SUFFIX, ".distcp", ".metadata", "adapter_config.json")
 """Suffixes of the files of other formats, which may hold the model or lie beside it."""
 GRAPH_SUFFIX = ".onnx"
 _DOCUMENTS = (

@@ -39,15 +39,9 @@ def fleet_report(run: FleetRun, policy: Policy, earlier: FleetRun | None = None)
         RuleCount(rule, level, counts[rule, level], before[rule, level] if earlier else None)
         for rule, level in sorted(counts | before, key=lambda key: (RANK[Level(key[1])], -counts[key], key[0]))
     ]
-    return FleetReport(
-        run.directory,
-        checked,
-        run.unfinished,
-        sum(model.bytes for model in run.models.values()),
-        max((model.finished for model in run.models.values()), default=0.0),
-        tuple(rules),
-        since,
-    )
+    size = sum(model.bytes for model in run.models.values())
+    finished = max((model.finished for model in run.models.values()), default=0.0)
+    return FleetReport(run.directory, checked, run.unfinished, size, finished, tuple(rules), since)
 
 
 def _judged(run: FleetRun, policy: Policy) -> CheckReport:

@@ -182,18 +182,12 @@ def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord)
 
 
 def _figures(differences: Difference, *, same_dtype: bool) -> proved.RowFigures:
-    unordered = bool(differences.nan.count)
-    return proved.RowFigures(
-        rows_differing=differences.differing.count,
-        rows=differences.rows,
-        row_ranges=tuple((first, end) for first, end in differences.differing.ranges),
-        rows_listed_completely=differences.differing.complete,
-        max_ulp=differences.max_ulp if same_dtype and not unordered else None,
-        max_abs=None if differences.unbounded else differences.max_abs,
-        relative_rms=differences.relative_rms,
-        sign_of_zero_only=differences.sign_of_zero_only,
-        nan_rows=differences.nan.count,
-    )
+    rows, nan_rows = differences.differing, differences.nan.count
+    ranges = tuple((first, end) for first, end in rows.ranges)
+    max_ulp = differences.max_ulp if same_dtype and not nan_rows else None
+    max_abs = None if differences.unbounded else differences.max_abs
+    sizes = max_ulp, max_abs, differences.relative_rms, differences.sign_of_zero_only, nan_rows
+    return proved.RowFigures(rows.count, differences.rows, ranges, rows.complete, *sizes)
 
 
 # Decide whether one matrix is the transpose of another: probe first, then prove over every element.

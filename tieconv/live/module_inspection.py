@@ -178,15 +178,8 @@ def _checkpoint(model: Any, file: WeightFile) -> Checkpoint:
         value = json.loads(config.to_json_string(use_diff=True))
         value["architectures"] = [type(model).__name__.removeprefix("FSDP")]
         document = Document("config.json", json.dumps(value, indent=2), value)
-    return Checkpoint(
-        source=f"{type(model).__name__} in memory",
-        root="",
-        layout=Layout.SINGLE,
-        format=LIVE,
-        files=(file,),
-        config=document,
-        read_only=READ_ONLY,
-    )
+    source = f"{type(model).__name__} in memory"
+    return Checkpoint(source, "", Layout.SINGLE, LIVE, (file,), config=document, read_only=READ_ONLY)
 
 
 def _renamed(file: WeightFile, names: Iterable[FileTensor]) -> WeightFile:

@@ -125,14 +125,9 @@ def open_session(
         _check_precision(precision)
     inner, notes = _start(ort, _Model(os.fspath(path), folder), provider, choice, precision)
     active = str(inner.get_providers()[0])
-    use = ProviderUse(
-        provider,
-        active,
-        placement=check_placement(inner, active, weight_gathers, shape_nodes),
-        tf32=tf32 and active == CUDA,
-        versions=versions(ort),
-        notes=notes,
-    )
+    nodes = check_placement(inner, active, weight_gathers, shape_nodes)
+    rounds = tf32 and active == CUDA
+    use = ProviderUse(provider, active, placement=nodes, tf32=rounds, versions=versions(ort), notes=notes)
     return Session(inner, ort, use)
 
 

@@ -110,15 +110,9 @@ def _compressed_tensors(values: Values, module: str, role: str) -> ConfigChoice:
             break
     if left_out is not None:
         verdict, entry = (Verdict.LEFT_OUT if left_out[1] else Verdict.UNDECIDED), f"ignore: {left_out[0]}"
-    return ConfigChoice(
-        verdict,
-        entry,
-        _bits(settings.get("num_bits")),
-        _natural(settings.get("group_size")),
-        _truth(settings.get("symmetric")),
-        text_of(settings.get("layout")),
-        _block(settings.get("block_structure")),
-    )
+    bits, group = _bits(settings.get("num_bits")), _natural(settings.get("group_size"))
+    layout, block = text_of(settings.get("layout")), _block(settings.get("block_structure"))
+    return ConfigChoice(verdict, entry, bits, group, _truth(settings.get("symmetric")), layout, block)
 
 
 def _gptq(values: Values, module: str, role: str) -> ConfigChoice:

@@ -268,21 +268,14 @@ def describe(read: QuantisedRead, tensors: Mapping[str, TensorRecord], width: in
     names = read.parts or (read.name,)
     records = [tensors[name] for name in names]
     parts = tuple(_part(role, tensor) for role, tensor in zip(_PURPOSES, records, strict=False))
-    shape = _shape(read, records[0], width) if read.parts else None
-    uncomputed = "" if shape else f"tieconv does not read the codes of {read.operator}"
-    return QuantisedMatrix(
-        read.role,
-        read.name,
-        SCHEME if read.parts else f"ONNX {read.operator}",
-        (read.bits or None) if read.parts else None,
-        (1, read.block) if read.parts and read.block else None,
-        ZERO_POINTS not in {part.role for part in parts} if read.parts else None,
-        shape,
-        parts,
-        UNDECIDED,
-        (),
-        uncomputed,
-    )
+    unread = f"tieconv does not read the codes of {read.operator}"
+    if not read.parts:
+        scheme = f"ONNX {read.operator}"
+        return QuantisedMatrix(read.role, read.name, scheme, None, None, None, None, parts, UNDECIDED, (), unread)
+    shape, block = _shape(read, records[0], width), (1, read.block) if read.block else None
+    form = read.bits or None, block, ZERO_POINTS not in {part.role for part in parts}
+    reason = "" if shape else unread
+    return QuantisedMatrix(read.role, read.name, SCHEME, *form, shape, parts, UNDECIDED, (), reason)
 
 
 def _shape(read: QuantisedRead, codes: TensorRecord, width: int | None) -> tuple[int, int] | None:

@@ -97,14 +97,9 @@ def read_graph(path: str) -> Graph:
     graph = model.graph
     with open_files(root) as files:
         weights = tuple(_weights(ir, model, path, files))
-    return Graph(
-        path,
-        int(graph.opset_imports.get("", 0)),
-        tuple(_value(value) for value in graph.inputs if value.name not in graph.initializers),
-        tuple(map(_value, graph.outputs)),
-        weights,
-        model,
-    )
+    inputs = tuple(_value(value) for value in graph.inputs if value.name not in graph.initializers)
+    opset, outputs = int(graph.opset_imports.get("", 0)), tuple(map(_value, graph.outputs))
+    return Graph(path, opset, inputs, outputs, weights, model)
 
 
 def quantised_weights(graph: Graph) -> Iterator[str]:

@@ -83,17 +83,14 @@ class GraphModel(CachedModel):
             # M-RoPE counts one number for each of its axes.
             positions = torch.stack([positions] * axes) if axes > 1 and positions.ndim == 2 else positions
             return fed(self.session, value, positions[..., start:])
-        return fed(
-            self.session,
-            value,
-            {
-                Role.IDS: batch.ids[:, start:],
-                Role.MASK: batch.mask,
-                Role.TYPES: None if batch.types is None else batch.types[:, start:],
-                Role.DECODER_IDS: batch.decoder_ids,
-                Role.DECODER_MASK: batch.decoder_mask,
-            }[role],
-        )
+        arrays = {
+            Role.IDS: batch.ids[:, start:],
+            Role.MASK: batch.mask,
+            Role.TYPES: None if batch.types is None else batch.types[:, start:],
+            Role.DECODER_IDS: batch.decoder_ids,
+            Role.DECODER_MASK: batch.decoder_mask,
+        }
+        return fed(self.session, value, arrays[role])
 
     def no_past(self, batch: Batch) -> dict[str, Any]:
         """Return caches without a token."""

@@ -81,17 +81,12 @@ class Judged:
         cells = list(self.graph)
         positions = sum(errors.positions for errors in self.graph.values())
         floors = [errors.figures().relative_rms for errors in self.floor.values()]
-        return parity.Fed(
-            None if math.isinf(work.seconds) else work.seconds,
-            len(cells),
-            positions,
-            max((cell.length for cell in cells), default=0),
-            max((cell.batch for cell in cells if not cell.tokens), default=0),
-            sum(cell.steps for cell in cells),
-            Counter(cell.group for cell in work.left_out),
-            (CELL_LIMIT + RMS_LIMIT) * max([least, *floors]),
-            1 - 0.05 ** (1 / max(positions, 1)),
-        )
+        budget, steps = None if math.isinf(work.seconds) else work.seconds, sum(cell.steps for cell in cells)
+        tokens = max((cell.length for cell in cells), default=0)
+        rows = max((cell.batch for cell in cells if not cell.tokens), default=0)
+        left_out = Counter(cell.group for cell in work.left_out)
+        change, share = (CELL_LIMIT + RMS_LIMIT) * max([least, *floors]), 1 - 0.05 ** (1 / max(positions, 1))
+        return parity.Fed(budget, len(cells), positions, tokens, rows, steps, left_out, change, share)
 
     def histograms(self) -> Iterator[parity.Histogram]:
         """Yield the two distributions of errors of each group of cases."""
@@ -209,19 +204,10 @@ class Errors:
         divergence = torch.where(log.exp() > 0, log.exp() * (log - got.log_softmax(-1)), torch.zeros_like(log))
         places = ((error / max(scale, 1e-300)).clamp(min=10**START).log10() - START).div(WIDTH).floor()
         counts = torch.bincount(places.clamp(0, BINS - 1).long().flatten(), minlength=BINS)
-        self.include(
-            Errors(
-                positions=len(ref),
-                values=ref.numel(),
-                squares=float(error.square().sum()),
-                signal=float(_centred(ref).square().sum()),
-                max_abs=float(error.max()),
-                flips=len(margin),
-                flip_margin=float(margin.max()) if len(margin) else 0.0,
-                kl=float(divergence.sum()),
-                counts=counts.tolist(),
-            )
-        )
+        squares, signal = float(error.square().sum()), float(_centred(ref).square().sum())
+        flips = len(margin), float(margin.max()) if len(margin) else 0.0
+        sums = len(ref), ref.numel(), squares, signal, float(error.max()), *flips, float(divergence.sum())
+        self.include(Errors(*sums, counts.tolist()))
 
     def include(self, part: Errors) -> None:
         """Add the positions of another sum."""
@@ -242,15 +228,9 @@ class Errors:
 
     def figures(self) -> parity.Figures:
         rms = math.sqrt(self.squares / max(self.values, 1))
-        return parity.Figures(
-            self.positions,
-            rms,
-            rms / self.scale if self.scale else math.inf if rms else 0.0,
-            self.max_abs,
-            self.flips,
-            self.flip_margin,
-            max(self.kl, 0.0) / max(self.positions, 1),
-        )
+        relative = rms / self.scale if self.scale else math.inf if rms else 0.0
+        kl = max(self.kl, 0.0) / max(self.positions, 1)
+        return parity.Figures(self.positions, rms, relative, self.max_abs, self.flips, self.flip_margin, kl)
 
 
 def pool(parts: Iterable[Errors]) -> Errors:

@@ -97,15 +97,10 @@ class Subject:
     @property
     def structure(self) -> Structure:
         """The graph's axes and names, and their faults."""
-        return Structure(
-            str(self.bindings.kind),
-            self.precision,
-            self.graph.opset,
-            tuple(value.name for value in self.graph.inputs),
-            tuple(value.name for value in self.graph.outputs),
-            (*faults(self.bindings), *(pair_faults(self.pair) if self.pair is not None else ())),
-            self.bindings.notes,
-        )
+        kind, graph = str(self.bindings.kind), self.graph
+        inputs, outputs = (tuple(value.name for value in values) for values in (graph.inputs, graph.outputs))
+        wrong = (*faults(self.bindings), *(pair_faults(self.pair) if self.pair is not None else ()))
+        return Structure(kind, self.precision, graph.opset, inputs, outputs, wrong, self.bindings.notes)
 
     def report(self, verdict: Verdict, **more: Any) -> Parity:
         """Return a report on this graph and this checkpoint."""

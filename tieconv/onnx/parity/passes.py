@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from math import prod
 from typing import Any
@@ -260,15 +261,9 @@ def run_sessions(subject: Subject, work: Work, store: LogitStore) -> tuple[Provi
 
 def _model(subject: Subject, *, tf32: bool) -> tuple[CachedModel, ProviderUse]:
     """Return what runs the batches, and where it runs."""
+    make = partial(open_session, provider=subject.provider, precision=subject.precision, tf32=tf32)
     opened = {
-        graph.path: open_session(
-            graph.path,
-            subject.provider,
-            precision=subject.precision,
-            tf32=tf32,
-            weight_gathers=weight_gathers(graph),
-            shape_nodes=shape_nodes(graph),
-        )
+        graph.path: make(graph.path, weight_gathers=weight_gathers(graph), shape_nodes=shape_nodes(graph))
         for graph in subject.graphs
     }
     *first, session = opened.values()
@@ -342,17 +337,9 @@ def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> 
         unused = (*unused, *stored_unread(model, reads, checkpoint.tensors))
     with open_files(checkpoint.root) as files:
         files.expect(checkpoint.files)
-        return weight_identity(
-            subject.graph,
-            checkpoint,
-            files,
-            subject.precision,
-            tuple(folds(subject.config)),
-            unused,
-            embedding.name if embedding else None,
-            model.matrices,
-            model.offsets,
-        )
+        forms, name = tuple(folds(subject.config)), embedding.name if embedding else None
+        stored = checkpoint, files, subject.precision, forms, unused, name
+        return weight_identity(subject.graph, *stored, model.matrices, model.offsets)
 
 
 class LogitStore(ExitStack):
