@@ -57,20 +57,10 @@ def build(
         files = files_of(edits)
         if text is not None:
             files = with_text(files, text, changes)
-        return write_plan.Plan(
-            command=command,
-            checkpoint=checkpoint,
-            fingerprint=dict(checkpoint.states),
-            operations=files.operations,
-            weights=files.weights,
-            texts=files.texts,
-            links=files.links,
-            removed=files.removed,
-            promises=promises,
-            summary=_summary(command, files.operations, bool(changes)),
-            options=options,
-            proofs=tuple(edits.proofs),
-        )
+        parts = files.operations, files.weights, files.texts, files.links, files.removed
+        states, told = dict(checkpoint.states), _summary(command, files.operations, bool(changes))
+        proofs = tuple(edits.proofs)
+        return write_plan.Plan(command, checkpoint, states, *parts, promises, told, options=options, proofs=proofs)
 
     plan = drafted(promises)
     after = described(inspection, plan)
@@ -239,19 +229,13 @@ def plan_add_format(inspection: Inspection) -> write_plan.Plan:
     checkpoint = inspection.checkpoint
     guard_named(checkpoint, again(inspection, "inspect"))
     weights = with_format(checkpoint)
-    plan = write_plan.Plan(
-        command="reindex",
-        checkpoint=checkpoint,
-        fingerprint=dict(checkpoint.states),
-        operations=(*named(weights), *(write_plan.KeepTensor(name) for name in checkpoint.tensors)),
-        weights=weights,
-        texts=(),
-        links=tuple(write_plan.LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items())),
-        removed=(),
-        promises=write_plan.Promises(inspection.config.effective, ()),
-        summary=summary(weights) or 'the metadata already has a "format" entry: nothing to change',
-        options={"add-format": "true"},
-    )
+    kept = (write_plan.KeepTensor(name) for name in checkpoint.tensors)
+    operations: tuple[write_plan.Operation, ...] = (*named(weights), *kept)
+    links = tuple(write_plan.LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items()))
+    promises = write_plan.Promises(inspection.config.effective, ())
+    told = summary(weights) or 'the metadata already has a "format" entry: nothing to change'
+    files, states, options = (weights, (), links, ()), dict(checkpoint.states), {"add-format": "true"}
+    plan = write_plan.Plan("reindex", checkpoint, states, operations, *files, promises, told, options)
     return judged(plan, inspection, described(inspection, plan), ())
 
 

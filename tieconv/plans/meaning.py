@@ -434,16 +434,8 @@ def described(inspection: Inspection, plan: write_plan.Plan) -> Inspection:
     ties = survey(family, tensors, reader, Depth.HEADER, gated(config, family))
     head = view_head(family, tensors, ties, reader, Depth.HEADER)
     declared = declared_quantisation(checkpoint.quantisation_values, family.output_head)
-    return replace(
-        inspection,
-        checkpoint=checkpoint,
-        family=family,
-        config=config,
-        ties=ties,
-        head=head,
-        duplicates=(),
-        quantisation=declared,
-    )
+    read = replace(inspection, checkpoint=checkpoint, family=family, config=config, quantisation=declared)
+    return replace(read, ties=ties, head=head, duplicates=())
 
 
 class _NoBytes:

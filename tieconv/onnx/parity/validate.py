@@ -15,7 +15,17 @@ import numpy as np
 import torch
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.results.parity import Gate, Identity, Loss, Metrics, Parity, ProviderUse, Quantised, Verdict
+from tieconv.checkpoint.results.parity import (
+    Gate,
+    Identity,
+    Loss,
+    Metrics,
+    Parity,
+    Precision,
+    ProviderUse,
+    Quantised,
+    Verdict,
+)
 from tieconv.checkpoint.value_type import identity_record
 from tieconv.errors import MALFORMED, NotRunError, RefusedError, UnreadableError
 from tieconv.formats.strict_json import parse_json
@@ -26,7 +36,7 @@ from tieconv.onnx.parity.bindings import Kind, Role
 from tieconv.onnx.parity.causes import uncounted, wrong_constant
 from tieconv.onnx.parity.graph_file import DTYPES, read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.parity.judge import Errors, identity_gates, judge, lookup_gates, structure_gates
+from tieconv.onnx.parity.judge import Errors, Judged, identity_gates, judge, lookup_gates, structure_gates
 from tieconv.onnx.parity.lookups import embedding_gates, every_lookup
 from tieconv.reference import Batch, Reference, load
 from tieconv.reference.model import CPU
@@ -119,25 +129,26 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
         likely = list(uncounted(judged.cases, subject.bindings)) if not passed else []
         if not passed and not likely and all(gate.passed for gate in stored):
             likely = list(wrong_constant(subject, numbers))
-    return subject.report(
-        Verdict.PASSED if passed else Verdict.FAILED,
-        reason="; ".join(likely),
-        provider=use,
-        structure=structure,
-        identity=identity,
-        gates=gates,
-        cases=judged.cases,
-        metrics=Metrics(
-            subject.torch_precision(dtype),
-            subject.torch_precision(subject.precision),
-            tuple(sorted({cell.seed for cell in work.cells})),
-            judged.pools(),
-            None if tf32 is None else tf32.pools(),
-            None if seen is None else replace(seen, whole=len(ids)),
-        ),
-        histograms=tuple(judged.histograms()),
-        fed=judged.fed(work),
-    )
+    rounded = None if tf32 is None else tf32.pools()
+    seeds = tuple(sorted({cell.seed for cell in work.cells}))
+    looked_up = None if seen is None else replace(seen, whole=len(ids))
+    metrics = Metrics(*_precisions(subject, dtype), seeds, judged.pools(), rounded, looked_up)
+    compared = {"structure": structure, "identity": identity, "gates": gates, "metrics": metrics}
+    return _report(subject, use, work, judged, passed=passed, reason="; ".join(likely), **compared)
+
+
+def _precisions(subject: measured_pair.Subject, dtype: str) -> tuple[Precision, Precision]:
+    """Return what computed the reference and the floor."""
+    return subject.torch_precision(dtype), subject.torch_precision(subject.precision)
+
+
+def _report(
+    subject: measured_pair.Subject, use: ProviderUse, work: passes.Work, judged: Judged, *, passed: bool, **more: Any
+) -> Parity:
+    """Return the report: the verdict, the cases, what was fed, and ``more``."""
+    verdict = Verdict.PASSED if passed else Verdict.FAILED
+    cases, histograms = judged.cases, tuple(judged.histograms())
+    return subject.report(verdict, provider=use, cases=cases, histograms=histograms, fed=judged.fed(work), **more)
 
 
 def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
@@ -241,31 +252,15 @@ def _measured_quantised(
         del torch_model
     judged = judge(work, store, errors, subject.precision, name)
     ours, good = (_float_errors(work, store, name) for name in ("as it runs", "good"))
-    quantised = Quantised(
-        compared.weights,
-        compared.unmatched,
-        _loss(ours, lost),
-        _loss(good, good_nats),
-        _perplexity(nats),
-        0 if tokens is None else tokens.predicted,
-        "" if tokens is None else tokens.source,
-    )
+    losses = _loss(ours, lost), _loss(good, good_nats), _perplexity(nats)
+    words = (0, "") if tokens is None else (tokens.predicted, tokens.source)
+    quantised = Quantised(compared.weights, compared.unmatched, *losses, *words)
     stored = (*structure_gates(subject.structure), weight_gate(quantised), *identity_gates(identity))
     gates = (*stored, *judged.gates(), *loss_gates(quantised, good.positions))
     passed = all(gate.passed for gate in gates) and any(gate.name == "kl" for gate in gates)
-    precisions = subject.torch_precision(dtype), subject.torch_precision(subject.precision)
-    return subject.report(
-        Verdict.PASSED if passed else Verdict.FAILED,
-        provider=use,
-        structure=subject.structure,
-        identity=identity,
-        gates=gates,
-        cases=judged.cases,
-        metrics=Metrics(*precisions, SEEDS, judged.pools()),
-        histograms=tuple(judged.histograms()),
-        fed=judged.fed(work),
-        quantised=quantised,
-    )
+    metrics = Metrics(*_precisions(subject, dtype), SEEDS, judged.pools())
+    stated = {"structure": subject.structure, "identity": identity, "gates": gates, "metrics": metrics}
+    return _report(subject, use, work, judged, passed=passed, quantised=quantised, **stated)
 
 
 def _float_runs(

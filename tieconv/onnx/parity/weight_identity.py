@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -81,17 +82,11 @@ def weight_identity(
     search.held.update(dict.fromkeys(rest.held, "parts"))
     lost = [entry for entry in lost if entry.name not in rest.forms]
     missing = {entry.name for entry in lost}
-    return Identity(
-        tensors=len(floats),
-        found=len(floats) - len(lost),
-        bytes=sum(record.nbytes for record in floats),
-        bytes_found=sum(record.nbytes for record in floats if record.name not in missing),
-        how=dict(forms),
-        lost=tuple(lost),
-        unexplained=tuple(_unexplained(graph, search.held, matrices, computed)),
-        unused=tuple(unused),
-        copies=copies,
-    )
+    size = sum(record.nbytes for record in floats)
+    found = sum(record.nbytes for record in floats if record.name not in missing)
+    counts = len(floats), len(floats) - len(lost), size, found
+    unexplained = tuple(_unexplained(graph, search.held, matrices, computed))
+    return Identity(*counts, dict(forms), tuple(lost), unexplained, tuple(unused), copies)
 
 
 def _bits_of(weight: Initializer) -> Weight:
@@ -116,16 +111,13 @@ def _before(entry: Lost, offsets: Mapping[str, int]) -> int:
 def _shorter(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> set[str]:
     """Return the matrices that the weight could hold with padding: one side is longer, by at most a quarter."""
     sides = _sides(weight.shape)
-    return {
-        name
-        for name, own in ((name, _sides(shape)) for name, shape in matrices.items())
-        if len(sides) == len(own) == 2
-        and any(
-            short_side == long_side and less < more <= less * 5 // 4
-            for (short_side, less) in (own, own[::-1])
-            for (long_side, more) in (sides, sides[::-1])
-        )
-    }
+
+    def fits(own: tuple[int, ...]) -> bool:
+        pairs = product((own, own[::-1]), (sides, sides[::-1]))
+        return any(same == other and less < more <= less * 5 // 4 for (same, less), (other, more) in pairs)
+
+    shapes = {name: _sides(shape) for name, shape in matrices.items()}
+    return {name for name, own in shapes.items() if len(sides) == len(own) == 2 and fits(own)}
 
 
 def _like(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> bool:

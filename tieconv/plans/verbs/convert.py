@@ -208,24 +208,16 @@ def _assemble(
         else keep_tensor(checkpoint, name)
         for name in checkpoint.tensors
     )
+    linked = ((name, size) for name, size in _links(checkpoint, before, used) if name not in written)
+    links = tuple(write_plan.LinkFile(name, size) for name, size in linked)
+    # A training checkpoint holds more than the new files, so convert does not remove it.
+    removed = () if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used)
+    parts = (*kept_or_dropped, *operations(checkpoint)), changed, rewritten, links, removed
+    promises = kept_promises(inspection, inspection.ties, checkpoint.tensors.keys() - dropped.keys())
+    told, states, options = _summary(to, weights, changed), dict(checkpoint.states), {"to": str(to)}
+    dropped_proofs = proofs(checkpoint, dropped)
     return write_plan.Plan(
-        command="convert",
-        checkpoint=checkpoint,
-        fingerprint=dict(checkpoint.states),
-        operations=(*kept_or_dropped, *operations(checkpoint)),
-        weights=changed,
-        texts=rewritten,
-        links=tuple(
-            write_plan.LinkFile(name, bytes_)
-            for name, bytes_ in _links(checkpoint, before, used)
-            if name not in written
-        ),
-        # A training checkpoint holds more than the new files, so convert does not remove it.
-        removed=() if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used),
-        promises=kept_promises(inspection, inspection.ties, checkpoint.tensors.keys() - dropped.keys()),
-        summary=_summary(to, weights, changed),
-        options={"to": str(to)},
-        proofs=proofs(checkpoint, dropped),
+        "convert", checkpoint, states, *parts, promises, told, options=options, proofs=dropped_proofs
     )
 
 

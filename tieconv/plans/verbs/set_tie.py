@@ -228,34 +228,22 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
         ]
     hint = Hint("set the flag to match the stored tensors: ", again(inspection, "set-tie false"))
     if not inspection.config.effective:
-        hint = Hint(
-            "the flag already matches the stored tensors; compare the two tables: ", again(inspection, "analyze")
-        )
-    return [
-        Loss(
-            f"{shown(member.name)} is not {shown(canonical)} ({difference_clause(member)}): with the flag true, "
-            "transformers 4 silently discards it and transformers 5 keeps it",
-            hint,
-            "set-tie.discards",
-            (member.name,),
-        )
-        for member in decided(inspection, tie)
-        if member.stored and member.state not in ALIKE
-    ]
+        same = "the flag already matches the stored tensors; compare the two tables: "
+        hint = Hint(same, again(inspection, "analyze"))
+    unlike = [m for m in decided(inspection, tie) if m.stored and m.state not in ALIKE]
+    fate = "with the flag true, transformers 4 silently discards it and transformers 5 keeps it"
+    told = ((m.name, f"is not {shown(canonical)} ({difference_clause(m)}): {fate}") for m in unlike)
+    return [Loss(f"{shown(name)} {why}", hint, "set-tie.discards", (name,)) for name, why in told]
 
 
 def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
-    return [
-        Loss(
-            f"{shown(member.name)} is not stored: with the flag false, it would start "
-            f"{'at zero' if tie.role is Role.OUTPUT_BIAS else 'random'}",
-            Hint("store it: ", again(inspection, "untie")),
-            "set-tie.random",
-            (member.name,),
-        )
-        for member in decided(inspection, tie)
-        if _is_missing(inspection, tie, member)
-    ]
+    how = "at zero" if tie.role is Role.OUTPUT_BIAS else "random"
+    why, hint = (
+        f"is not stored: with the flag false, it would start {how}",
+        Hint("store it: ", again(inspection, "untie")),
+    )
+    missing = [member.name for member in decided(inspection, tie) if _is_missing(inspection, tie, member)]
+    return [Loss(f"{shown(name)} {why}", hint, "set-tie.random", (name,)) for name in missing]
 
 
 def _is_missing(inspection: Inspection, tie: Tie, member: Member) -> bool:

@@ -202,14 +202,9 @@ def _losses(series: Series) -> Recognised:
     names = [name for name in series if name.startswith("loss ") and len(series[name]) > 1]
     if not names:
         return [], set()
-    frame = Frame(
-        "training loss",
-        (0, 1),
-        span(value for name in names for value in series[name]),
-        "steps",
-        "nats per word",
-        ((0.0, "first step"), (1.0, "last step")),
-    )
+    heights = span(value for name in names for value in series[name])
+    ends = (0.0, "first step"), (1.0, "last step")
+    frame = Frame("training loss", (0, 1), heights, "steps", "nats per word", ends)
     legend = tuple((f"c{index % 5}", name.removeprefix("loss ")) for index, name in enumerate(names))
     for name, (style, _) in zip(names, legend, strict=True):
         frame.line(_by_row(series[name]), style)
@@ -221,14 +216,8 @@ def _scores(series: Series) -> Recognised:
     values = series.get("under_trained_score", ())
     if len(values) < 2:
         return [], set()
-    frame = Frame(
-        "scores of tokens",
-        (0, 1),
-        span(values),
-        "tokens, from suspect to well trained",
-        "score",
-        ((0.0, "lowest"), (1.0, "highest")),
-    )
+    across, ends = "tokens, from suspect to well trained", ((0.0, "lowest"), (1.0, "highest"))
+    frame = Frame("scores of tokens", (0, 1), span(values), across, "score", ends)
     frame.line(_by_row(values), "c0")
     says = (
         "How far each token is from the rows that were never trained. A flat part at the start is a group of untrained "
@@ -351,14 +340,8 @@ def _plot(evolution: Evolution, group: _Group) -> Iterator[Plot]:
     ticks = _names(evolution) if named else None
     # The range of the values with some room, so that no curve lies on the axis.
     low, high = span(heights)
-    frame = Frame(
-        group.heading,
-        (min(steps), max(steps)),
-        (low - 0.04 * (high - low), high + 0.04 * (high - low)),
-        "revisions in their order" if named else "training step",
-        group.unit,
-        ticks,
-    )
+    room, across = 0.04 * (high - low), "revisions in their order" if named else "training step"
+    frame = Frame(group.heading, (min(steps), max(steps)), (low - room, high + room), across, group.unit, ticks)
     for name, (values, floors) in lines.items():
         style = group.measures[name][0]
         frame.line(values, style)

@@ -35,15 +35,9 @@ def headline(report: FleetReport) -> str:
 def _head(report: FleetReport, paint: Paint) -> Iterator[str]:
     yield paint(headline(report), "heading")
     rows = [("rule", "level", "models", *(["before"] if report.since else []))]
-    rows += [
-        (
-            TITLES.get(rule.rule, rule.rule),
-            rule.level,
-            f"{rule.models:,}",
-            *([f"{rule.before or 0:,}"] if report.since else []),
-        )
-        for rule in report.rules
-    ]
+    for rule in report.rules:
+        before = [f"{rule.before or 0:,}"] if report.since else []
+        rows.append((TITLES.get(rule.rule, rule.rule), rule.level, f"{rule.models:,}", *before))
     if report.rules:
         yield from columns(rows)
     if report.uncompared:

@@ -150,34 +150,18 @@ def _on_disk(error: OSError, label: str) -> UnreadableError:
 
 
 _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (
-    (
-        errors.GatedRepoError,
-        "is gated: its owner grants access on request",
-        "request access on the model's page, then log in: hf auth login",
-        "hub.gated",
-    ),
+    (errors.GatedRepoError, "is gated: its owner grants access on request",
+     "request access on the model's page, then log in: hf auth login", "hub.gated"),
     (errors.DisabledRepoError, "is disabled on the Hub", "ask its owner", "hub.disabled"),
     (errors.RevisionNotFoundError, "has no such revision", "give an existing branch, tag or commit", "hub.no-revision"),
-    (
-        errors.RepositoryNotFoundError,
-        "is not on the Hub, or is private",
-        "check the name; for a private model log in: hf auth login",
-        "hub.no-model",
-    ),
-    (
-        errors.OfflineModeIsEnabled,
-        "cannot be fetched, because HF_HUB_OFFLINE is set",
-        "unset HF_HUB_OFFLINE, then try again",
-        "hub.offline",
-    ),
-    (
-        errors.LocalEntryNotFoundError,
-        "is not complete in the local cache, and tieconv could not reach the Hub",
-        "check the network, unset HF_HUB_OFFLINE, then try again",
-        "hub.not-cached",
-    ),
+    (errors.RepositoryNotFoundError, "is not on the Hub, or is private",
+     "check the name; for a private model log in: hf auth login", "hub.no-model"),
+    (errors.OfflineModeIsEnabled, "cannot be fetched, because HF_HUB_OFFLINE is set",
+     "unset HF_HUB_OFFLINE, then try again", "hub.offline"),
+    (errors.LocalEntryNotFoundError, "is not complete in the local cache, and tieconv could not reach the Hub",
+     "check the network, unset HF_HUB_OFFLINE, then try again", "hub.not-cached"),
     (errors.EntryNotFoundError, "is not in the repository", "check the path, then try again", "hub.no-file"),
-)
+)  # fmt: skip
 
 
 # Limit the time, size, encoding and etag of every response to huggingface_hub in tieconv.

@@ -232,13 +232,9 @@ _KINDS: tuple[tuple[type[BaseException], str, str, str], ...] = (
     (exceptions.PreconditionError, "was replaced while tieconv read it", "run the command again", "objects.changed"),
     (exceptions.PermissionDeniedError, "may not be read with these credentials", _LOGIN, "objects.forbidden"),
     (exceptions.UnauthenticatedError, "may not be read without valid credentials", _LOGIN, "objects.unauthorized"),
-    (
-        exceptions.InvalidPathError,
-        "holds a key that is not a relative path, such as one with .. or a control character",
-        "copy the model to a prefix with ordinary names",
-        "objects.key",
-    ),
-)
+    (exceptions.InvalidPathError, "holds a key that is not a relative path, such as one with .. or a control character",
+     "copy the model to a prefix with ordinary names", "objects.key"),
+)  # fmt: skip
 _STATUSES: dict[str, type[BaseException]] = {
     "401": exceptions.UnauthenticatedError,
     "403": exceptions.PermissionDeniedError,
@@ -246,38 +242,20 @@ _STATUSES: dict[str, type[BaseException]] = {
 }
 """Errors of a listing, for which obstore has no type."""
 _TEXTS: tuple[tuple[str, str, str, str], ...] = (
-    (
-        r"169\.254\.169\.254|metadata\.google\.internal|/metadata/|security-credentials|CredentialProvider",
-        "may not be read: tieconv found no credentials",
-        "log in with the tool of your cloud, or set its variables; for a public bucket: AWS_SKIP_SIGNATURE=true",
-        "objects.no-credentials",
-    ),
-    (
-        "redirect without LOCATION",
-        "is in a bucket of another region",
-        "set AWS_REGION to the region of the bucket",
-        "objects.region",
-    ),
-    (
-        "non-partial response",
-        "cannot be read by ranges: the server sent the whole file",
-        "copy the model to a local directory",
-        "objects.range-ignored",
-    ),
-    (
-        r"Requested \d+\.\.\d+, got|Content-Range|Wanted range",
-        "cannot be read: the server sent another range than tieconv requested",
-        _ENDPOINT,
-        "objects.content-range",
-    ),
+    (r"169\.254\.169\.254|metadata\.google\.internal|/metadata/|security-credentials|CredentialProvider",
+     "may not be read: tieconv found no credentials",
+     "log in with the tool of your cloud, or set its variables; for a public bucket: AWS_SKIP_SIGNATURE=true",
+     "objects.no-credentials"),
+    ("redirect without LOCATION", "is in a bucket of another region",
+     "set AWS_REGION to the region of the bucket", "objects.region"),
+    ("non-partial response", "cannot be read by ranges: the server sent the whole file",
+     "copy the model to a local directory", "objects.range-ignored"),
+    (r"Requested \d+\.\.\d+, got|Content-Range|Wanted range",
+     "cannot be read: the server sent another range than tieconv requested", _ENDPOINT, "objects.content-range"),
     ("list response", "cannot be listed: the response of the server is malformed", _ENDPOINT, "objects.malformed"),
-    (
-        "TimedOut|kind: Timeout",
-        "could not be read: the server did not answer in time",
-        "try again later",
-        "objects.timeout",
-    ),
-)
+    ("TimedOut|kind: Timeout", "could not be read: the server did not answer in time",
+     "try again later", "objects.timeout"),
+)  # fmt: skip
 
 
 def translate(error: BaseException, label: str) -> UnreadableError:
