@@ -214,17 +214,12 @@ def refuse_far_graphs(checkpoint: Checkpoint) -> None:
     if not checkpoint.graphs or not is_remote(checkpoint.source):
         return
     if is_object(checkpoint.source):
-        raise RefusedError(
-            f"{shown(checkpoint.source)} has ONNX graphs, and in an object store tieconv can only inspect graphs",
-            "copy the graphs to a local directory, then give the directory",
-            "objects.graphs",
-        )
+        problem = f"{shown(checkpoint.source)} has ONNX graphs, and in an object store tieconv can only inspect graphs"
+        raise RefusedError(problem, "copy the graphs to a local directory, then give the directory", "objects.graphs")
     repository = "/".join(checkpoint.source.removeprefix("hf://").partition("@")[0].split("/")[:2])
-    raise RefusedError(
-        f"{shown(checkpoint.source)} has ONNX graphs, and on the Hub tieconv can only inspect graphs",
-        f"download the graphs, then give the directory: hf download {shell_word(repository)} --local-dir DIR",
-        "hub.graphs",
-    )
+    problem = f"{shown(checkpoint.source)} has ONNX graphs, and on the Hub tieconv can only inspect graphs"
+    hint = f"download the graphs, then give the directory: hf download {shell_word(repository)} --local-dir DIR"
+    raise RefusedError(problem, hint, "hub.graphs")
 
 
 def proved(source: str, depth: Depth, embed: str | None, head: str | None) -> Inspection:

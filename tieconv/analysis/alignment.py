@@ -374,10 +374,8 @@ def untied_tables(subject: Subject) -> Untied:
     """Return both tables of an untied model. Raises `RefusedError` if it has one table."""
     if subject.head is None or equal_tables(subject.embed, subject.head):
         problem = "stores one table" if subject.head is None else "has two equal tables"
-        raise RefusedError(
-            f"{shown(_source(subject))} {problem}, but a reference must be untied",
-            Hint("name an untied model: ", call("analyze", Hint("TIED"), against=Hint("UNTIED"))),
-        )
+        hint = Hint("name an untied model: ", call("analyze", Hint("TIED"), against=Hint("UNTIED")))
+        raise RefusedError(f"{shown(_source(subject))} {problem}, but a reference must be untied", hint)
     return Untied(
         table_of(subject, subject.embed, "input embedding"), table_of(subject, subject.head, "output embedding")
     )
@@ -397,10 +395,8 @@ def _require_another(untied: Subject, second: Subject) -> None:
 def _require_tied(subject: Subject) -> None:
     if subject.head is None or equal_tables(subject.embed, subject.head):
         return
-    raise RefusedError(
-        f"{shown(_source(subject))} has two tables that differ, but alignment needs a tied table",
-        Hint("see how they relate: ", call("analyze", _source(subject))),
-    )
+    problem = f"{shown(_source(subject))} has two tables that differ, but alignment needs a tied table"
+    raise RefusedError(problem, Hint("see how they relate: ", call("analyze", _source(subject))))
 
 
 def _source(subject: Subject) -> str:

@@ -81,11 +81,8 @@ class _Opened:
                 model = stack.enter_context(self._open(self._revisions[number].source))
                 now = identity(model[0], model[2])
                 if now != expected:
-                    raise UnreadableError(
-                        f"{shown(self._revisions[number].source)} changed while its tables were measured",
-                        "run the command again",
-                        "analyze.changed",
-                    )
+                    problem = f"{shown(self._revisions[number].source)} changed while its tables were measured"
+                    raise UnreadableError(problem, "run the command again", "analyze.changed")
                 tables = opened_tables(model, self._request.embed, self._request.head, tokens=number == 0)
                 opened = stack.enter_context(tables)
                 self._held[number] = stack.pop_all(), now, opened
@@ -316,11 +313,8 @@ def _copy(table: Table, role: str, directory: str, files: FileSet) -> Table:
 
 
 def _no_space(source: str, why: str) -> UnreadableError:
-    return UnreadableError(
-        f"The tables of {shown(source)} cannot be copied to the temporary directory: {why}",
-        "use a directory with free space: TMPDIR=DIR",
-        "analyze.copy",
-    )
+    problem = f"The tables of {shown(source)} cannot be copied to the temporary directory: {why}"
+    return UnreadableError(problem, "use a directory with free space: TMPDIR=DIR", "analyze.copy")
 
 
 # Measure how far the rows of a table moved: the mean cosine of each row with its earlier self. Imports numpy.
@@ -467,10 +461,8 @@ def _source(model: str, name: str) -> str:
 
         path = parse(model)
         if path.revision is not None:
-            raise RefusedError(
-                f"{shown(model)} already names the revision {shown(path.revision)}",
-                f"name the model without a revision: {shown(RepoPath(path.repo, None, path.path))}",
-            )
+            hint = f"name the model without a revision: {shown(RepoPath(path.repo, None, path.path))}"
+            raise RefusedError(f"{shown(model)} already names the revision {shown(path.revision)}", hint)
         return str(parse(str(RepoPath(path.repo, name, path.path))))
     if is_object(model):
         return f"{model.rstrip('/')}/{name}"

@@ -312,28 +312,19 @@ def open_tables(evidence: Inspection, files: FileSet | RangedFiles) -> tuple[Byt
     """
     checkpoint = evidence.checkpoint
     if checkpoint.headers_only:
-        raise UnreadableError(
-            f"{shown(checkpoint.source)}: tieconv does not read the tensor bytes of this format",
-            "analyse the model before its conversion",
-            "analyze.headers-only",
-        )
+        problem = f"{shown(checkpoint.source)}: tieconv does not read the tensor bytes of this format"
+        raise UnreadableError(problem, "analyse the model before its conversion", "analyze.headers-only")
     view = evidence.head
     source = view.input_embedding.name if view.input_embedding else _shared(evidence)
     if source is None:
-        raise UnreadableError(
-            f"{shown(checkpoint.source)} stores no input embedding that tieconv recognises",
-            Hint("name it: ", call("analyze", embed=Hint("NAME"))),
-            "analyze.no-embedding",
-        )
+        problem = f"{shown(checkpoint.source)} stores no input embedding that tieconv recognises"
+        raise UnreadableError(problem, Hint("name it: ", call("analyze", embed=Hint("NAME"))), "analyze.no-embedding")
     tensors = checkpoint.tensors
     for name in (source, *([view.output_head.name] if view.output_head else [])):
         twin = quantised_twin(name, tensors)
         if twin and name not in tensors:
-            raise UnreadableError(
-                f"{shown(checkpoint.source)}: {shown(name)} is stored as codes and scales ({shown(twin)})",
-                "analyse the model before its quantisation",
-                "analyze.quantised",
-            )
+            problem = f"{shown(checkpoint.source)}: {shown(name)} is stored as codes and scales ({shown(twin)})"
+            raise UnreadableError(problem, "analyse the model before its quantisation", "analyze.quantised")
     reader = ChunkReader(files, tensors.values(), checkpoint.table) if checkpoint.table else files
     embed = open_table(reader, tensors[source])
     return reader, embed, _head(evidence, reader, embed)

@@ -124,11 +124,8 @@ def open_table(reader: ByteReader, record: TensorRecord) -> Table:
 
 
 def _refuse(record: TensorRecord, why: str) -> NoReturn:
-    raise UnreadableError(
-        f"{shown(record.range.file)}: {shown(record.name)} {why}; tieconv cannot analyse it",
-        "analyse the original model, before quantisation or sharding",
-        "analyze.table",
-    )
+    problem = f"{shown(record.range.file)}: {shown(record.name)} {why}; tieconv cannot analyse it"
+    raise UnreadableError(problem, "analyse the original model, before quantisation or sharding", "analyze.table")
 
 
 # Series of numbers to plot, at most `POINTS` of them, evenly spaced with both ends.

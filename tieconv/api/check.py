@@ -243,11 +243,9 @@ def write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[
 
     failed = next((model for model in report.models if model.failure is not None), None)
     if failed is not None and failed.failure is not None:
-        raise SettingsError(
-            f"{shown(path)} was not written: {failed.failure.message}",
-            "a baseline needs every model: leave this model out, or repair it",
-            "baseline.unreadable-model",
-        )
+        problem = f"{shown(path)} was not written: {failed.failure.message}"
+        hint = "a baseline needs every model: leave this model out, or repair it"
+        raise SettingsError(problem, hint, "baseline.unreadable-model")
     old = load_baseline(path) if os.path.lexists(path) and os.path.getsize(path) else None
     write_text(path, policy.debt(models, path, old))
     return len(load_baseline(path).entries)

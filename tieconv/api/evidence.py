@@ -146,9 +146,6 @@ def _comparable(evidence: Inspection) -> Inspection:
     storages = sum(len(file.storages) for file in checkpoint.files)
     if len(checkpoint.tensors) + storages > MAX_COMPARED:
         contents = count(len(checkpoint.tensors), "tensor") + (f" and {count(storages, 'storage')}" if storages else "")
-        raise RefusedError(
-            f"{shown(checkpoint.source)} has {contents}, and diff compares models of at most {MAX_COMPARED:,}",
-            _ONE_BY_ONE,
-            "diff.tensors",
-        )
+        problem = f"{shown(checkpoint.source)} has {contents}, and diff compares models of at most {MAX_COMPARED:,}"
+        raise RefusedError(problem, _ONE_BY_ONE, "diff.tensors")
     return evidence

@@ -223,11 +223,9 @@ def parity(
         if quantised and os.path.isdir(graph_file(str(onnx))):
             again = call("parity", str(onnx), str(model))
             one_graph = call("export", str(model), out=OUT, quantise="int8")
-            raise RefusedError(
-                f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder",
-                Hint("measure the float pair: ", again, "; quantise the model as one graph: ", one_graph),
-                "parity.quantised",
-            )
+            problem = f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder"
+            hint = Hint("measure the float pair: ", again, "; quantise the model as one graph: ", one_graph)
+            raise RefusedError(problem, hint, "parity.quantised")
         if quantised:
             words = None if text is None else str(text)
             return run_quantised_parity(str(onnx), evidence, provider, reference, words, reference_device, seconds)
@@ -264,11 +262,8 @@ def _check_graph(onnx: str) -> None:
 
     graph = graph_file(onnx)
     if not os.path.lexists(graph):
-        raise UnreadableError(
-            f"{shown(graph)}: no such file",
-            Hint("give the graph, or a directory with model.onnx, and then the model: ", _PARITY),
-            "path.absent",
-        )
+        hint = Hint("give the graph, or a directory with model.onnx, and then the model: ", _PARITY)
+        raise UnreadableError(f"{shown(graph)}: no such file", hint, "path.absent")
 
 
 def _check_provider(provider: str) -> None:

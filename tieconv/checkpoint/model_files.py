@@ -336,11 +336,8 @@ def check_git_file(name: str, start: bytes, size: int) -> None:
     if size > LARGEST:
         return
     if start.startswith(_POINTER):
-        raise UnreadableError(
-            f"{shown(name)} is a Git LFS pointer, not the file itself",
-            "fetch the files in the model's directory: git lfs pull",
-            "git.lfs-pointer",
-        )
+        hint = "fetch the files in the model's directory: git lfs pull"
+        raise UnreadableError(f"{shown(name)} is a Git LFS pointer, not the file itself", hint, "git.lfs-pointer")
     if start.startswith(b"{"):
         return  # JSON, as most small files are: no path begins like this
     linked = name.endswith(_LINKED) or start.startswith(b"../")

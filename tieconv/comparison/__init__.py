@@ -25,8 +25,8 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     config = compare_configs(quantised_config(a), quantised_config(b))
     reasons = tuple(_reasons(a, b, pairs, tensors, config))
     files = tuple(compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b))
-    found = equal, tensors, config, files, reader.bytes_read, tuple(_notes(a, b, config, files)), matrices
-    return results.Comparison(_side(a), _side(b), not reasons, reasons, *found)
+    compared = equal, tensors, config, files, reader.bytes_read, tuple(_notes(a, b, config, files)), matrices
+    return results.Comparison(_side(a), _side(b), not reasons, reasons, *compared)
 
 
 def _side(inspection: Inspection) -> results.Side:

@@ -77,10 +77,8 @@ def _whole(out: Path, write: Callable[[Path], Analysis]) -> Analysis:
     """Write to a hidden directory beside ``out``, and rename it at the end."""
     final = Path(os.path.realpath(out.absolute().parent), out.name)
     if not final.parent.is_dir():
-        raise DestinationError(
-            f"{shown(out)} cannot be made: no such file or directory",
-            Hint("give another directory with ", option("out")),
-        )
+        problem = f"{shown(out)} cannot be made: no such file or directory"
+        raise DestinationError(problem, Hint("give another directory with ", option("out")))
 
     def publish(staging: Staging) -> Analysis:
         os.mkdir(staging.new)

@@ -37,11 +37,9 @@ def averaged_blocks(sources: tuple[int, int], content: Averaged) -> Iterator[tup
         values = [floats(block, content.dtype) for block in (first, second)]
         for numbers, name in zip(values, content.names, strict=True):
             if not np.isfinite(numbers).all():
-                raise RefusedError(
-                    f"{shown(name)} holds infinities or NaNs, so tieconv cannot average it",
-                    Hint("use the values of one tensor: ", option(survivor="embed"), " or ", option(survivor="head")),
-                    "mean.not-finite",
-                )
+                problem = f"{shown(name)} holds infinities or NaNs, so tieconv cannot average it"
+                hint = Hint("use the values of one tensor: ", option(survivor="embed"), " or ", option(survivor="head"))
+                raise RefusedError(problem, hint, "mean.not-finite")
         yield done, rounded(midpoints(*values), content.dtype)
 
 

@@ -295,9 +295,6 @@ def not_linkable(name: str, error: TieconvError) -> TieconvError:
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _NO_LINKS:
         reason = (cause.strerror or "").lower()
-        return RefusedError(
-            f"tieconv cannot hard-link {shown(name)}: {reason}",
-            Hint("leave out ", option(hardlink=True)),
-            "out.hardlink",
-        )
+        problem = f"tieconv cannot hard-link {shown(name)}: {reason}"
+        return RefusedError(problem, Hint("leave out ", option(hardlink=True)), "out.hardlink")
     return error

@@ -56,17 +56,12 @@ def check_remote_target(plan: Plan, out: str, options: Mapping[str, object]) -> 
             "out.new-prefix",
         )
     if options.get("resume"):
-        raise DestinationError(
-            f"{shown(out)}: tieconv resumes only a write to a local path",
-            Hint("give a local path with ", option("out")),
-            "out.resume",
-        )
+        problem = f"{shown(out)}: tieconv resumes only a write to a local path"
+        raise DestinationError(problem, Hint("give a local path with ", option("out")), "out.resume")
     if is_file(plan) or not published(plan):
-        raise RefusedError(
-            f"{shown(plan.checkpoint.source)} has no config or index that tieconv can write last",
-            "give a model directory with its config, or write to a local path",
-            "out.remote-file",
-        )
+        problem = f"{shown(plan.checkpoint.source)} has no config or index that tieconv can write last"
+        hint = "give a model directory with its config, or write to a local path"
+        raise RefusedError(problem, hint, "out.remote-file")
 
 
 def check_free(writer: ObjectWriter) -> None:
@@ -74,11 +69,9 @@ def check_free(writer: ObjectWriter) -> None:
     listed = writer.listed()
     where = shown(str(writer.path))
     if CLAIM in listed:
-        raise DestinationError(
-            f"{where} holds the files of a write that was killed or still runs",
-            Hint(ANOTHER_OUT, f"; after a killed write, first remove all objects below {where}"),
-            "out.unfinished",
-        )
+        problem = f"{where} holds the files of a write that was killed or still runs"
+        hint = Hint(ANOTHER_OUT, f"; after a killed write, first remove all objects below {where}")
+        raise DestinationError(problem, hint, "out.unfinished")
     if listed:
         raise DestinationError(
             f"{where} exists, and an object store gets a model only below a new prefix", ANOTHER_OUT, "out.exists"
@@ -117,11 +110,8 @@ class NewPrefix:
         """Return what is stored, without the claim. Raises `VerificationError` if names or sizes are not as planned."""
         stored = self.writer.listed()
         if CLAIM not in stored:
-            raise DestinationError(
-                f"{shown(str(self.writer.path))}: another program removed {CLAIM} while tieconv wrote",
-                ANOTHER_OUT,
-                "out.replaced",
-            )
+            problem = f"{shown(str(self.writer.path))}: another program removed {CLAIM} while tieconv wrote"
+            raise DestinationError(problem, ANOTHER_OUT, "out.replaced")
         del stored[CLAIM]
         sizes = {name: entry.size for name, entry in stored.items()}
         for name in sorted({*sizes, *expected}):
@@ -169,11 +159,8 @@ class NewPrefix:
     ) -> None:
         """Write the config, then the index, if nothing else below the prefix has changed; then remove the claim."""
         if self.listed({name: entry.size for name, entry in stored.items()}) != stored:
-            raise DestinationError(
-                f"{shown(str(self.writer.path))}: another program changed an object while tieconv wrote",
-                ANOTHER_OUT,
-                "out.replaced",
-            )
+            problem = f"{shown(str(self.writer.path))}: another program changed an object while tieconv wrote"
+            raise DestinationError(problem, ANOTHER_OUT, "out.replaced")
         for name in published(self.plan):
             waiting([partial(self.create, name, documents[name], create)])
         self.written.clear()

@@ -139,11 +139,8 @@ def _step_aside(staged: Path, final: Path, aside: Path) -> None:
 
 
 def _taken(final: Path) -> DestinationError:
-    return DestinationError(
-        f"another program created {shown(final)} while tieconv wrote it",
-        Hint(ANOTHER_OUT, ", or ", option(overwrite=True)),
-        "out.exists",
-    )
+    problem = f"another program created {shown(final)} while tieconv wrote it"
+    return DestinationError(problem, Hint(ANOTHER_OUT, ", or ", option(overwrite=True)), "out.exists")
 
 
 def _check_published(own: os.stat_result, final: Path) -> None:
@@ -157,11 +154,8 @@ def _check_published(own: os.stat_result, final: Path) -> None:
 
 
 def _replaced(final: Path) -> DestinationError:
-    return DestinationError(
-        f"another program replaced {shown(final)} while tieconv wrote it",
-        f"check who may write to {shown(final.parent)}, then run the command again",
-        "out.replaced",
-    )
+    hint = f"check who may write to {shown(final.parent)}, then run the command again"
+    return DestinationError(f"another program replaced {shown(final)} while tieconv wrote it", hint, "out.replaced")
 
 
 def _settle(staged: Path, final: Path, undo: Callable[[], None]) -> None:
@@ -264,11 +258,9 @@ def _release(staging: Staging) -> None:
     try:
         staging.release()
     except OSError as error:
-        raise WriteFailedError(
-            f"tieconv could not remove its staging directory {shown(staging.path)}",
-            f"remove it by hand; {shown(staging.final)} itself is complete",
-            "write.leftover",
-        ) from error
+        problem = f"tieconv could not remove its staging directory {shown(staging.path)}"
+        hint = f"remove it by hand; {shown(staging.final)} itself is complete"
+        raise WriteFailedError(problem, hint, "write.leftover") from error
 
 
 # Handle signals during a write: they end it cleanly, and never in the middle of the last step.

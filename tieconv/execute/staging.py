@@ -158,11 +158,8 @@ def _make(home: int, path: Path, final: Path) -> tuple[int, int]:
             return _open(home, path, final)
         except (FileExistsError, FileNotFoundError):
             continue  # another run took the name, or removed the directory before the marker was in it
-    raise DestinationError(
-        f"{shown(final)} is busy: other processes keep removing {shown(path)}",
-        "wait until the other commands have ended, then run the command again",
-        "out.busy",
-    )
+    hint = "wait until the other commands have ended, then run the command again"
+    raise DestinationError(f"{shown(final)} is busy: other processes keep removing {shown(path)}", hint, "out.busy")
 
 
 def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
@@ -223,11 +220,8 @@ def _through(descriptor: int, path: Path) -> Path:
 
 
 def _replaced(path: Path) -> DestinationError:
-    return DestinationError(
-        f"another program replaced {shown(path)} while tieconv wrote OUT",
-        f"check who may write to {shown(path.parent)}, then run the command again",
-        "out.replaced",
-    )
+    hint = f"check who may write to {shown(path.parent)}, then run the command again"
+    return DestinationError(f"another program replaced {shown(path)} while tieconv wrote OUT", hint, "out.replaced")
 
 
 # Recognise what a killed run left at the name of a staging directory; remove it or refuse.
@@ -379,11 +373,9 @@ def lock(marker: int, directory: int, final: Path) -> None:
         local.fcntl.flock(marker, local.fcntl.LOCK_EX | local.fcntl.LOCK_NB)
     except BlockingIOError:
         who = parse(os.pread(marker, SIZE, 0))
-        raise DestinationError(
-            f"{shown(final)} is busy: another tieconv{f' ({who})' if who else ''} is writing it",
-            "wait until that process has ended, then run the command again",
-            "out.busy",
-        ) from None
+        problem = f"{shown(final)} is busy: another tieconv{f' ({who})' if who else ''} is writing it"
+        hint = "wait until that process has ended, then run the command again"
+        raise DestinationError(problem, hint, "out.busy") from None
 
 
 def is_at(descriptor: int, name: str, directory: int) -> bool:

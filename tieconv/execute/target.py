@@ -137,11 +137,8 @@ def check_apart(plan: Plan, target: Target, final: Path) -> None:
         hint = Hint(ANOTHER_OUT, *(() if plan.command in _ONLY_BESIDE else (", or use ", option(in_place=True))))
         raise DestinationError(f"OUT is the model itself: {shown(target.path)}", hint, "out.is-source")
     if not is_file(plan) and any(_same(parent, source) for parent in final.parents):
-        raise DestinationError(
-            f"{shown(target.path)} is inside the model {shown(source)}",
-            Hint("give a path outside the model with ", option("out")),
-            "out.inside-source",
-        )
+        problem = f"{shown(target.path)} is inside the model {shown(source)}"
+        raise DestinationError(problem, Hint("give a path outside the model with ", option("out")), "out.inside-source")
     if any(_same(parent, final) for parent in source.parents):
         raise DestinationError(
             f"{shown(target.path)} contains the model {shown(source)}", ANOTHER_OUT, "out.around-source"
@@ -162,24 +159,15 @@ _REMOTE = ("hf:/", "s3:/", "gs:/", "az:/")
 def check_out(plan: Plan, target: Target, final: Path) -> None:
     """Check that OUT is free, or holds a model that may be overwritten."""
     if str(target.path).startswith(_REMOTE):
-        raise DestinationError(
-            f"{shown(target.path)} is not a local path, and this command writes only local models",
-            "write to a local directory, then copy or push it",
-            "out.remote",
-        )
+        problem = f"{shown(target.path)} is not a local path, and this command writes only local models"
+        raise DestinationError(problem, "write to a local directory, then copy or push it", "out.remote")
     if in_hub_store(final):
-        raise DestinationError(
-            f"{shown(target.path)} is in the Hub cache, so other programs would take it for the published model",
-            ANOTHER_OUT,
-            "out.hub-cache",
-        )
+        problem = f"{shown(target.path)} is in the Hub cache, so other programs would take it for the published model"
+        raise DestinationError(problem, ANOTHER_OUT, "out.hub-cache")
     if is_file(plan) and plan.weights and final.suffix not in file_suffixes(plan):
         suffix = Path(plan.weights[0].name).suffix
-        raise DestinationError(
-            f"{shown(target.path)} does not end in {suffix}, the suffix of the file to write",
-            f"name the output {shown(final.name)}{suffix}",
-            "out.suffix",
-        )
+        problem = f"{shown(target.path)} does not end in {suffix}, the suffix of the file to write"
+        raise DestinationError(problem, f"name the output {shown(final.name)}{suffix}", "out.suffix")
     if not os.path.lexists(final):
         return
     if final.is_symlink():
@@ -254,11 +242,8 @@ def check_contents(plan: Plan) -> None:
     check_names(plan)
     if plan.checkpoint.special:
         first = next(iter(plan.checkpoint.special))
-        raise RefusedError(
-            f"{shown(first)} is not a regular file, so tieconv cannot copy it",
-            "move it out of the model directory",
-            "out.special",
-        )
+        problem = f"{shown(first)} is not a regular file, so tieconv cannot copy it"
+        raise RefusedError(problem, "move it out of the model directory", "out.special")
 
 
 def check_place(plan: Plan, target: Target) -> None:
@@ -277,11 +262,8 @@ def check_names(plan: Plan) -> None:
     """Check that output names are relative, stay inside OUT and differ on every file system."""
     names = (*changed_names(plan), *linked_names(plan))
     if is_file(plan) and (len(names) != 1 or len(plan.weights) + len(plan.links) != 1):
-        raise RefusedError(
-            f"{shown(plan.checkpoint.source)} is one file, but the change affects {len(names)} files",
-            "give the model directory instead of the file",
-            "out.one-file",
-        )
+        problem = f"{shown(plan.checkpoint.source)} is one file, but the change affects {len(names)} files"
+        raise RefusedError(problem, "give the model directory instead of the file", "out.one-file")
     seen: dict[str, str] = {}
     for name in names:
         parts = PurePosixPath(name)
@@ -289,11 +271,8 @@ def check_names(plan: Plan) -> None:
             raise RefusedError(f"{shown(name)} is not a file name inside a model", "", "out.unsafe-name")
         twin = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if twin is not name:
-            raise RefusedError(
-                f"{shown(twin)} and {shown(name)} are the same name on a file system that ignores case",
-                "rename one of them",
-                "out.case-collision",
-            )
+            problem = f"{shown(twin)} and {shown(name)} are the same name on a file system that ignores case"
+            raise RefusedError(problem, "rename one of them", "out.case-collision")
 
 
 def _in_place_faults(plan: Plan, target: Target, final: Path) -> Iterator[tuple[str, str]]:

@@ -176,11 +176,9 @@ def free_bytes(directory: Path) -> int:
 def no_space(target: object, needed: int, free: int, why: str = "not enough space") -> WriteFailedError:
     """Return the error for a full disk or quota; ``needed`` and ``free`` in bytes, ``needed`` 0 if unknown."""
     wanted = f"{size(needed)} ({count(needed, 'byte')}) needed, " if needed else ""
-    return WriteFailedError(
-        f"{shown(target)} cannot be written: {why}: {wanted}{size(free)} ({count(free, 'byte')}) free",
-        Hint("free some space, or write to another disk with ", option("out")),
-        "write.no-space",
-    )
+    problem = f"{shown(target)} cannot be written: {why}: {wanted}{size(free)} ({count(free, 'byte')}) free"
+    hint = Hint("free some space, or write to another disk with ", option("out"))
+    return WriteFailedError(problem, hint, "write.no-space")
 
 
 @contextmanager

@@ -304,11 +304,8 @@ def _changed(proof: write_plan.Proof) -> StalePlanError:
             was = "measured"
         case _:
             assert_never(proof)
-    return StalePlanError(
-        f"{shown(proof.tensor.range.file)}: another program changed {name} after it was {was}",
-        "stop that program, then run the command again",
-        "plan.stale",
-    )
+    problem = f"{shown(proof.tensor.range.file)}: another program changed {name} after it was {was}"
+    return StalePlanError(problem, "stop that program, then run the command again", "plan.stale")
 
 
 # Find the first byte of a written file that differs from the plan.

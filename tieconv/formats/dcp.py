@@ -36,11 +36,9 @@ def read_directory(listing: Listing, files: Files) -> Checkpoint:
         tensors, names = read_shards(listing, files)
         return _checkpoint(listing, files, tensors, names, "", True)
     if DCP_METADATA not in listing.entries:
-        raise UnreadableError(
-            f"{shown(listing.source)} holds {DCP_SUFFIX} files but no {DCP_METADATA}",
-            "fetch the missing file, or save the checkpoint again; the save may not have finished",
-            "dcp.no-metadata",
-        )
+        problem = f"{shown(listing.source)} holds {DCP_SUFFIX} files but no {DCP_METADATA}"
+        hint = "fetch the missing file, or save the checkpoint again; the save may not have finished"
+        raise UnreadableError(problem, hint, "dcp.no-metadata")
     chunks, names, transformed = read_metadata(listing, files)
     return _checkpoint(listing, files, chunks, names, DCP_METADATA, not transformed)
 
@@ -87,11 +85,8 @@ def _table(tensors: Iterable[StoredChunks], source: str) -> tuple[ChunkTable, tu
         # The record of one tensor: its dense bytes, behind those of the tensors before it.
         nbytes = prod(tensor.shape) * BITS.get(tensor.dtype, 8) // 8
         if nbytes >= 1 << 63:
-            raise UnreadableError(
-                f"{source}: {shown(tensor.name)} has a size that overflows 64 bits",
-                "save the checkpoint again",
-                "dcp.malformed",
-            )
+            problem = f"{source}: {shown(tensor.name)} has a size that overflows 64 bits"
+            raise UnreadableError(problem, "save the checkpoint again", "dcp.malformed")
         record = TensorRecord(tensor.name, tensor.dtype, tensor.shape, ByteRange(TENSORS, position, position + nbytes))
         position = record.range.end
         if overlaps(tensor.name, tensor.shape, tensor.chunks, source):
@@ -214,11 +209,8 @@ def read_shards(listing: Listing, files: Files) -> tuple[tuple[StoredChunks, ...
     ranks = sorted({int(match.group(1)) for name in names if (match := DCP_SHARD.fullmatch(name))})
     missing = next((number for number, rank in enumerate(ranks, 1) if number != rank), None)
     if missing is not None:
-        raise UnreadableError(
-            f"the files of rank {missing} are missing: no file starts with shard-{missing:05d}",
-            "fetch the missing file: every rank writes a separate file",
-            "dcp.absent-file",
-        )
+        problem = f"the files of rank {missing} are missing: no file starts with shard-{missing:05d}"
+        raise UnreadableError(problem, "fetch the missing file: every rank writes a separate file", "dcp.absent-file")
     chunks: dict[str, list[Chunk]] = {}
     dtypes: dict[str, str] = {}
     for name in names:
@@ -327,21 +319,15 @@ def _places(metadata: Mapping[str, object], listing: Listing) -> tuple[_Places, 
 
 def _check_place(name: str, file: str, end: int, listing: Listing) -> None:
     if "/" in file or "\\" in file or "\0" in file or file in {".", "..", ""}:
-        raise UnsafePathError(
-            f"{DCP_METADATA} places {shown(name)} in {shown(file)}, outside the checkpoint",
-            "do not trust this checkpoint",
-            "dcp.escape",
-        )
+        problem = f"{DCP_METADATA} places {shown(name)} in {shown(file)}, outside the checkpoint"
+        raise UnsafePathError(problem, "do not trust this checkpoint", "dcp.escape")
     if file not in listing.entries:
         raise absent_shard(
             f"{DCP_METADATA} places {shown(name)} in", file, "dcp.absent-file", ": every rank writes a separate file"
         )
     if end > listing.entries[file]:
-        raise UnreadableError(
-            f"{shown(file)} ends at byte {listing.entries[file]:,} but {shown(name)} reaches to {end:,}",
-            "the copy may be incomplete; fetch the file again",
-            "dcp.truncated",
-        )
+        problem = f"{shown(file)} ends at byte {listing.entries[file]:,} but {shown(name)} reaches to {end:,}"
+        raise UnreadableError(problem, "the copy may be incomplete; fetch the file again", "dcp.truncated")
 
 
 def _tensors(metadata: Mapping[str, object], places: _Places) -> Iterator[StoredChunks]:

@@ -100,11 +100,8 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
     if naming.index in indexes or len(indexes) == 1:
         return _indexed(naming, listing, files, naming.index if naming.index in indexes else indexes[0])
     if indexes:
-        raise UnreadableError(
-            f"{shown(listing.source)} holds {len(indexes)} indexes, but no {naming.index}",
-            _name_one(listing, indexes[0]),
-            "layout.ambiguous",
-        )
+        problem = f"{shown(listing.source)} holds {len(indexes)} indexes, but no {naming.index}"
+        raise UnreadableError(problem, _name_one(listing, indexes[0]), "layout.ambiguous")
     # Choose the weights of a directory with no file of the usual name and no index.
     # A single file is the model, and so are numbered shards. Raises `UnreadableError` for anything else.
     shards = [name for name in stored if re.search(naming.shard, name)]
@@ -113,11 +110,8 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
     if shards and len(shards) == len(stored):
         absent = f"the directory holds {count(len(shards), 'shard')} but no {naming.index}, which loaders need"
         return WeightSet(Layout.SHARDED, tuple(shards), cautions=(Caution("index.absent", absent),))
-    raise UnreadableError(
-        f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, but no {naming.single} and no index",
-        _name_one(listing, stored[0]),
-        "layout.ambiguous",
-    )
+    problem = f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, but no {naming.single} and no index"
+    raise UnreadableError(problem, _name_one(listing, stored[0]), "layout.ambiguous")
 
 
 def not_alone(named: str) -> Caution:
@@ -439,11 +433,8 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
         )
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not shard:
-            raise UnreadableError(
-                f"{shown(name)} maps tensor {shown(tensor)} to a value that is not a file name",
-                "fetch the index again, or rebuild it from the shards",
-                "index.shard-name",
-            )
+            problem = f"{shown(name)} maps tensor {shown(tensor)} to a value that is not a file name"
+            raise UnreadableError(problem, "fetch the index again, or rebuild it from the shards", "index.shard-name")
         if "/" in shard or "\\" in shard or "\0" in shard or shard in {".", ".."} or shard.startswith("~"):
             raise UnsafePathError(
                 f"{shown(name)} maps tensor {shown(tensor)} to {shown(shard)}, which is not a file of its directory",

@@ -61,11 +61,9 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
         folders = _distributed_below(listing)
         if folders:
             folder = folders[0]
-            raise UnreadableError(
-                f"{shown(listing.source)} holds a distributed checkpoint in {shown(folder)}",
-                f"give its directory: {path_word(os.path.join(listing.source, folder))}",
-                "format.below",
-            )
+            problem = f"{shown(listing.source)} holds a distributed checkpoint in {shown(folder)}"
+            hint = f"give its directory: {path_word(os.path.join(listing.source, folder))}"
+            raise UnreadableError(problem, hint, "format.below")
     if not claims or (listing.named and is_trainer_state(listing.named)):
         raise _unclaimed(listing, files)
     chosen = shards.preferred(claims, listing)

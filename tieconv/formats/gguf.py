@@ -50,11 +50,9 @@ def _the_one(listing: Listing) -> str:
     if len(models) == 1:
         return models[0]
     paths = [os.path.join(listing.source, name) for name in models]
-    raise UnreadableError(
-        f"{shown(listing.source)} holds {count(len(models), 'GGUF model')}: {listed(models)}",
-        Hint(f"give the path of one of them: {path_word(paths[0])}; or check each: ", call("check", *paths)),
-        "layout.ambiguous",
-    )
+    problem = f"{shown(listing.source)} holds {count(len(models), 'GGUF model')}: {listed(models)}"
+    hint = Hint(f"give the path of one of them: {path_word(paths[0])}; or check each: ", call("check", *paths))
+    raise UnreadableError(problem, hint, "layout.ambiguous")
 
 
 def models_among(names: Iterable[str]) -> tuple[str, ...]:
@@ -80,11 +78,9 @@ def _parts(listing: Listing, name: str) -> tuple[str, ...]:
     total = int(match["total"])
     names = tuple(sorted(entry for entry in listing.top if _stem(entry) == _stem(name)))
     if len(names) != total:
-        raise UnreadableError(
-            f"{shown(name)} is one of {total:,} parts, but the directory holds {len(names):,}",
-            "fetch the missing parts, or join them with llama-gguf-split --merge",
-            "gguf.absent-part",
-        )
+        problem = f"{shown(name)} is one of {total:,} parts, but the directory holds {len(names):,}"
+        hint = "fetch the missing parts, or join them with llama-gguf-split --merge"
+        raise UnreadableError(problem, hint, "gguf.absent-part")
     return names
 
 

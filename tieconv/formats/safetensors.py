@@ -206,12 +206,8 @@ def _check_coverage(records: list[TensorRecord], data_start: int, size: int, nam
     for record in records:
         start, end = record.range.start, record.range.end
         if end > size:
-            _refuse(
-                name,
-                f"ends at byte {size:,} but tensor {shown(record.name)} reaches to {end:,}",
-                "truncated",
-                _INCOMPLETE,
-            )
+            hint = f"ends at byte {size:,} but tensor {shown(record.name)} reaches to {end:,}"
+            _refuse(name, hint, "truncated", _INCOMPLETE)
         if start < position:
             _refuse(name, f"tensor {shown(record.name)} overlaps the previous tensor", "overlap")
         if start > position:
@@ -228,11 +224,8 @@ def _stray(number: int) -> str:
 
 def _refuse(name: str, why: str, code: str, hint: str = "") -> NoReturn:
     separator = ": " if why.startswith(("tensor ", *"0123456789")) else " "
-    raise UnreadableError(
-        f"{shown(name)}{separator}{why}",
-        hint or "save the file again with the safetensors library",
-        f"safetensors.{code}",
-    )
+    problem = f"{shown(name)}{separator}{why}"
+    raise UnreadableError(problem, hint or "save the file again with the safetensors library", f"safetensors.{code}")
 
 
 def encode_header(
@@ -254,11 +247,8 @@ def encode_header(
     position = 0
     for name, dtype, shape, size in tensors:
         if name == "__metadata__" or name in header:
-            raise UnreadableError(
-                f"safetensors cannot store the tensor name {shown(name)}",
-                "give the tensor another name",
-                "safetensors.name",
-            )
+            problem = f"safetensors cannot store the tensor name {shown(name)}"
+            raise UnreadableError(problem, "give the tensor another name", "safetensors.name")
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
     body = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
@@ -266,11 +256,8 @@ def encode_header(
     if congruent is not None:
         body += b" " * congruent(8 + len(body))
     if len(body) > HEADER_LIMIT:
-        raise UnreadableError(
-            f"the header would have {len(body):,} bytes, more than the limit of {HEADER_LIMIT:,}",
-            "store the tensors in more than one file",
-            "safetensors.header-too-large",
-        )
+        problem = f"the header would have {len(body):,} bytes, more than the limit of {HEADER_LIMIT:,}"
+        raise UnreadableError(problem, "store the tensors in more than one file", "safetensors.header-too-large")
     return len(body).to_bytes(8, "little") + body
 
 

@@ -230,20 +230,14 @@ def _numbered_set(listing: Listing, sets: list[_Set], entries: set[str]) -> _Set
 
 
 def _refuse_two_sets(listing: Listing) -> NoReturn:
-    raise RefusedError(
-        f"{shown(listing.source)} holds shards of more than one model",
-        "move the shards of the other model to another directory",
-        "reindex.two-sets",
-    )
+    problem = f"{shown(listing.source)} holds shards of more than one model"
+    raise RefusedError(problem, "move the shards of the other model to another directory", "reindex.two-sets")
 
 
 def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoReturn:
     reason = f"{shown(stored[0])} is a single file and needs no index" if stored else f"it holds no {naming.noun}"
-    raise RefusedError(
-        f"{shown(listing.source)} has no shards to index: {reason}",
-        Hint("split it into shards: ", call("convert", listing.source, to=naming.format, max_shard_size="5GB")),
-        ONE_FILE,
-    )
+    hint = Hint("split it into shards: ", call("convert", listing.source, to=naming.format, max_shard_size="5GB"))
+    raise RefusedError(f"{shown(listing.source)} has no shards to index: {reason}", hint, ONE_FILE)
 
 
 # Handle a directory with weights in several formats: which one loaders prefer, and which files remain.
@@ -376,11 +370,8 @@ def _weights(listing: Listing) -> str:
     for name in (WEIGHTS, OTHER_WEIGHTS):
         if name in listing.top:
             return name
-    raise UnreadableError(
-        f"{shown(listing.source)} is a PEFT adapter without {WEIGHTS} or {OTHER_WEIGHTS}",
-        "save it again with save_pretrained",
-        "peft.no-weights",
-    )
+    problem = f"{shown(listing.source)} is a PEFT adapter without {WEIGHTS} or {OTHER_WEIGHTS}"
+    raise UnreadableError(problem, "save it again with save_pretrained", "peft.no-weights")
 
 
 def _two_formats(listing: Listing) -> tuple[Caution, ...]:

@@ -79,11 +79,9 @@ def loads_any(
     ``name``.
     """
     if len(data) > limit:
-        raise UnreadableError(
-            f"{shown(name)} has {len(data):,} bytes of JSON, more than the limit of {limit:,}",
-            "check the file: a config, index or header is never this large",
-            "json.too-large",
-        )
+        problem = f"{shown(name)} has {len(data):,} bytes of JSON, more than the limit of {limit:,}"
+        hint = "check the file: a config, index or header is never this large"
+        raise UnreadableError(problem, hint, "json.too-large")
 
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
         members = dict(items)

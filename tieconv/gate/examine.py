@@ -200,11 +200,8 @@ def outputs(places: dict[str, str], out: str) -> Iterator[str]:
         name = os.path.basename(location.rstrip("/"))
         twin = taken.setdefault(name.casefold(), path)
         if twin is not path:
-            raise DestinationError(
-                f"{shown(twin)} and {shown(path)} would both be written to {shown(os.path.join(out, name))}",
-                "fix them one by one",
-                "out.same-name",
-            )
+            problem = f"{shown(twin)} and {shown(path)} would both be written to {shown(os.path.join(out, name))}"
+            raise DestinationError(problem, "fix them one by one", "out.same-name")
         yield os.path.join(out, name)
 
 

@@ -225,11 +225,8 @@ def read_run(directory: str) -> FleetRun:
                 options[source] = line.options
     different = set(options.values())
     if len(different) > 1:
-        raise SettingsError(
-            f"{shown(directory)} holds results of runs with different options",
-            "finish the last run, so that every model is read with its options",
-            "fleet.mixed",
-        )
+        hint = "finish the last run, so that every model is read with its options"
+        raise SettingsError(f"{shown(directory)} holds results of runs with different options", hint, "fleet.mixed")
     ordered = {source: models[source] for source in sorted(models)}
     return FleetRun(directory, ordered, len(wanted) - len(models), next(iter(different), ""))
 
@@ -238,17 +235,12 @@ def _names(directory: str) -> list[str]:
     try:
         names = sorted(name for name in os.listdir(directory) if _OURS.fullmatch(name))
     except OSError as error:
-        raise SettingsError(
-            f"{shown(directory)} cannot be read: {(error.strerror or 'unknown error').lower()}",
-            "give the directory that `tieconv fleet check -o` wrote",
-            "fleet.directory",
-        ) from error
+        problem = f"{shown(directory)} cannot be read: {(error.strerror or 'unknown error').lower()}"
+        hint = "give the directory that `tieconv fleet check -o` wrote"
+        raise SettingsError(problem, hint, "fleet.directory") from error
     if not any(name.endswith(LIST) for name in names):
-        raise SettingsError(
-            f"{shown(directory)} holds no run",
-            f"start one with: tieconv fleet check SOURCES -o {shell_word(directory)}",
-            "fleet.directory",
-        )
+        hint = f"start one with: tieconv fleet check SOURCES -o {shell_word(directory)}"
+        raise SettingsError(f"{shown(directory)} holds no run", hint, "fleet.directory")
     _check_parts(directory, {name.removesuffix(LIST) for name in names if name.endswith(LIST)})
     return names
 
@@ -258,11 +250,8 @@ def _check_parts(directory: str, parts: set[str]) -> None:
     number = max(int(part.rpartition("-of-")[2]) if "-of-" in part else 1 for part in parts)
     expected = {"check"} if number == 1 else {f"check-{part}-of-{number}" for part in range(1, number + 1)}
     if parts - expected:
-        raise SettingsError(
-            f"{shown(directory)} holds parts of different runs",
-            "use one directory for each number of parts",
-            "fleet.parts",
-        )
+        problem = f"{shown(directory)} holds parts of different runs"
+        raise SettingsError(problem, "use one directory for each number of parts", "fleet.parts")
     if parts != expected:
         raise SettingsError(
             f"{shown(directory)} holds {len(parts)} of {number} parts", "run the others first", "fleet.parts"
@@ -362,11 +351,8 @@ def exported_graphs(directory: str) -> dict[str, str]:
     exported = os.path.join(directory, "export")
     graphs = {source: _below(exported, output) for source, output in latest.items() if output is not None}
     if not graphs:
-        raise SettingsError(
-            f"{shown(directory)} holds no graph",
-            f"write them with: tieconv fleet export SOURCES -o {shell_word(directory)}",
-            "fleet.graphs",
-        )
+        hint = f"write them with: tieconv fleet export SOURCES -o {shell_word(directory)}"
+        raise SettingsError(f"{shown(directory)} holds no graph", hint, "fleet.graphs")
     return graphs
 
 

@@ -105,11 +105,8 @@ def parse_baseline(text: str, path: str) -> Baseline:
         return Baseline(path, Depth(document["depth"]), tuple(map(_entry, document["entries"])))
     except MALFORMED as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise SettingsError(
-            f"{shown(path)} is not a {SCHEMA} file: {shown(reason)}",
-            "write one with --write-baseline FILE",
-            "baseline.malformed",
-        ) from error
+        problem = f"{shown(path)} is not a {SCHEMA} file: {shown(reason)}"
+        raise SettingsError(problem, "write one with --write-baseline FILE", "baseline.malformed") from error
 
 
 def _entry(value: dict[str, object]) -> Entry:

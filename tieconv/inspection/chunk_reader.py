@@ -85,11 +85,8 @@ class ChunkReader:
             again = bytearray(target)
             self._copy(record, each, first, memoryview(again))
             if again != target:
-                raise UnreadableError(
-                    f"{shown(each.chunk.range.file)}: two chunks of {shown(record.name)} overlap and differ",
-                    "save the checkpoint again",
-                    "dcp.overlap",
-                )
+                problem = f"{shown(each.chunk.range.file)}: two chunks of {shown(record.name)} overlap and differ"
+                raise UnreadableError(problem, "save the checkpoint again", "dcp.overlap")
 
     def _copy(self, record: TensorRecord, placed: _Placed, first: int, target: memoryview) -> None:
         item = self._item(record, placed)
@@ -129,11 +126,8 @@ class ChunkReader:
         for placed in self._chunks(record):
             item = self._item(record, placed)
             if item.crc is not None and item.crc != self._crc(item.checked):
-                raise UnreadableError(
-                    f"{shown(item.checked.file)}: the stored chunk of {shown(record.name)} has a wrong checksum",
-                    "the file is damaged; fetch it again",
-                    "dcp.crc",
-                )
+                problem = f"{shown(item.checked.file)}: the stored chunk of {shown(record.name)} has a wrong checksum"
+                raise UnreadableError(problem, "the file is damaged; fetch it again", "dcp.crc")
 
     def _crc(self, span: ByteRange) -> int:
         crc = 0
@@ -219,11 +213,8 @@ def _moved(span: ByteRange, stored: TensorRecord, storage: Storage, width: int) 
 
 
 def _unlike(file: str, name: str, why: str) -> UnreadableError:
-    return UnreadableError(
-        f"{shown(file)}: the stored chunk of {shown(name)} {why}",
-        "the copy may be incomplete; fetch the file again",
-        "dcp.item",
-    )
+    problem = f"{shown(file)}: the stored chunk of {shown(name)} {why}"
+    return UnreadableError(problem, "the copy may be incomplete; fetch the file again", "dcp.item")
 
 
 # Copy the chunks of a tensor into dense bytes. Each chunk is a series of runs, equally long and in order.

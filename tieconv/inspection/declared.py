@@ -74,11 +74,8 @@ def gated(config: ConfigView, family: Family) -> bool:
 def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared]:
     flags = dict(_flags(config, "", 0))
     if len(flags) > MAX_FLAGS:
-        raise UnreadableError(
-            f"config.json declares {FLAG} at {len(flags):,} levels, but tieconv reads at most {MAX_FLAGS:,}",
-            "remove the levels that no loader reads",
-            "config.flags",
-        )
+        problem = f"config.json declares {FLAG} at {len(flags):,} levels, but tieconv reads at most {MAX_FLAGS:,}"
+        raise UnreadableError(problem, "remove the levels that no loader reads", "config.flags")
     for level in ("", *family.levels):
         path = f"{level}.{FLAG}" if level else FLAG
         if path not in flags and nested(config, level) is not None:

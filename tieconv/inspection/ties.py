@@ -212,11 +212,9 @@ def with_bare_names(checkpoint: Checkpoint, embed: str | None = None) -> Checkpo
     left = next((record for record in outside.values() if record.elements > 1), None)
     # Whether another state dict of the checkpoint, such as averaged weights, holds the tensor.
     if left is not None and left.name not in checkpoint.table.starts:
-        raise RefusedError(
-            f"{shown(checkpoint.source)}: {shown(left.name)} is not below {shown(prefix)}, where the model is",
-            "save the model's state dict alone, then convert that checkpoint",
-            "dcp.outside-model",
-        )
+        problem = f"{shown(checkpoint.source)}: {shown(left.name)} is not below {shown(prefix)}, where the model is"
+        hint = "save the model's state dict alone, then convert that checkpoint"
+        raise RefusedError(problem, hint, "dcp.outside-model")
     bare = {stored: name for name, stored in names.items()}
     files = tuple(
         replace(file, tensors=tuple(_renamed(record, bare) for record in file.tensors if record.name in bare))
@@ -266,11 +264,9 @@ def _unknown_names(checkpoint: Checkpoint, family: Family) -> RefusedError:
 def _several(checkpoint: Checkpoint, family: Family, prefixes: tuple[str, ...]) -> RefusedError:
     first, second = prefixes[:2]
     embedding = family.input_embedding or "NAME"
-    return RefusedError(
-        f"{shown(checkpoint.source)} holds several models, under {_named(first)} and {_named(second)}",
-        Hint("choose one: ", call("convert", checkpoint.source, to="safetensors", out=OUT, embed=first + embedding)),
-        "dcp.several",
-    )
+    problem = f"{shown(checkpoint.source)} holds several models, under {_named(first)} and {_named(second)}"
+    hint = Hint("choose one: ", call("convert", checkpoint.source, to="safetensors", out=OUT, embed=first + embedding))
+    return RefusedError(problem, hint, "dcp.several")
 
 
 def _named(prefix: str) -> str:

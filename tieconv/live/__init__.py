@@ -24,11 +24,9 @@ def unwrapped(module: Any) -> Any:
     while True:
         flat = sys.modules.get("torch.distributed.fsdp")
         if flat is not None and isinstance(module, flat.FullyShardedDataParallel):
-            raise RefusedError(
-                "FSDP1 flattens parameters, so tieconv cannot tell which of them are tied",
-                Hint("use FSDP2 (fully_shard), or check the saved directory: ", call("check", Hint("DIR"))),
-                "live.fsdp1",
-            )
+            problem = "FSDP1 flattens parameters, so tieconv cannot tell which of them are tied"
+            hint = Hint("use FSDP2 (fully_shard), or check the saved directory: ", call("check", Hint("DIR")))
+            raise RefusedError(problem, hint, "live.fsdp1")
         children = dict(module.named_children())
         inner = next((children[name] for name in _INNER if [*children] == [name]), None)
         if inner is None or "config" in vars(module):

@@ -204,11 +204,9 @@ def _watch(child: int, status: int, result: int, limits: Limits, graph: str, pro
         waited = time.monotonic() - started
         spent = max((_cpu(child) - computed) / processors, waited / _WAITS)
         if call and waited > limits.seconds and spent > limits.seconds:
-            raise NotRunError(
-                f"{shown(graph)}: {call} does not end within {limits.seconds:,.0f} s{_suspect(graph, _LOOPS)}",
-                Hint("allow more with ", option("timeout"), ", if you trust the graph"),
-                "session.limit-time",
-            )
+            problem = f"{shown(graph)}: {call} does not end within {limits.seconds:,.0f} s{_suspect(graph, _LOOPS)}"
+            hint = Hint("allow more with ", option("timeout"), ", if you trust the graph")
+            raise NotRunError(problem, hint, "session.limit-time")
 
 
 def _whole(answer: bytes, child: int, call: str, graph: str) -> bytes:
@@ -219,11 +217,8 @@ def _whole(answer: bytes, child: int, call: str, graph: str) -> bytes:
     ending = (
         f"by signal {os.WTERMSIG(code)}" if os.WIFSIGNALED(code) else f"with code {os.waitstatus_to_exitcode(code)}"
     )
-    raise NotRunError(
-        f"{shown(graph)}: the process of the session ended {ending} during {call or 'the measurement'}",
-        "run it again; if memory is short, use a larger machine",
-        "session.ended",
-    )
+    problem = f"{shown(graph)}: the process of the session ended {ending} during {call or 'the measurement'}"
+    raise NotRunError(problem, "run it again; if memory is short, use a larger machine", "session.ended")
 
 
 _LOOPS = ("Loop", "Scan")
@@ -331,11 +326,8 @@ def check_opens(root: str, name: str) -> None:
     """Raise `RefusedError` for a graph that no session of the installed ONNX Runtime opens."""
     why, broken = why_not_opened(root, name) if has_onnxruntime() else ("", False)
     if broken:
-        raise RefusedError(
-            f"nothing is written: onnxruntime cannot open {shown(name)}: {shown(why, 300)}",
-            "export the graph again",
-            "session.load",
-        )
+        problem = f"nothing is written: onnxruntime cannot open {shown(name)}: {shown(why, 300)}"
+        raise RefusedError(problem, "export the graph again", "session.load")
 
 
 def refusal(graph: Path) -> str:

@@ -85,11 +85,8 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
     if _has_sparse(proto.graph) or any(map(_is_sparse, (node for f in proto.functions for node in f.node))):
         lost.append("sparse tensors")
     if lost:
-        raise RefusedError(
-            f"{shown(name)} holds {' and '.join(lost)}, which tieconv cannot write again",
-            "export the model for inference, with dense tensors",
-            "onnx.unsupported",
-        )
+        problem = f"{shown(name)} holds {' and '.join(lost)}, which tieconv cannot write again"
+        raise RefusedError(problem, "export the model for inference, with dense tensors", "onnx.unsupported")
     beside = (t for t in tensors(proto) if is_external(t) and all(e.value != _itself(name) for e in t.external_data))
     ranges = tuple(byte_range(tensor, name, root, files) for tensor in beside)
     try:
@@ -161,11 +158,8 @@ def blamed_on_source(graph: GraphFile) -> Iterator[None]:
             onnx.checker.check_model(os.path.join(graph.root, graph.name))
         except Exception as fault:  # noqa: BLE001 - the checker raises various exceptions
             lines = str(fault).strip().splitlines() or [type(fault).__name__]
-            raise UnreadableError(
-                f"{shown(graph.name)} is not a valid ONNX graph: {shown(lines[0], 200)}",
-                "fetch or export the model again",
-                "onnx.malformed",
-            ) from error
+            problem = f"{shown(graph.name)} is not a valid ONNX graph: {shown(lines[0], 200)}"
+            raise UnreadableError(problem, "fetch or export the model again", "onnx.malformed") from error
         raise
 
 
@@ -260,11 +254,8 @@ def prefix(number: int, size: int) -> bytes:
 
 
 def _malformed(name: str, error: Exception) -> UnreadableError:
-    return UnreadableError(
-        f"{shown(name)} is not a readable ONNX graph ({type(error).__name__})",
-        "fetch or export the model again",
-        "onnx.malformed",
-    )
+    problem = f"{shown(name)} is not a readable ONNX graph ({type(error).__name__})"
+    return UnreadableError(problem, "fetch or export the model again", "onnx.malformed")
 
 
 def sides(shape: Iterable[object]) -> tuple[int, ...]:

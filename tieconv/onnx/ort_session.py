@@ -193,12 +193,9 @@ def out_of_memory(error: Exception) -> bool:
 def _check_precision(precision: str) -> None:
     """Raise `NotRunError` for bf16: the CPU provider has no kernels for it."""
     if precision == "bfloat16":
-        raise NotRunError(
-            "onnxruntime's CPU provider cannot run this bf16 graph: it has no bf16 kernels for products and norms",
-            Hint("run it on a GPU (", option(provider="cuda"), "), or export in fp32 or fp16"),
-            "session.bf16",
-            active=CPU,
-        )
+        problem = "onnxruntime's CPU provider cannot run this bf16 graph: it has no bf16 kernels for products and norms"
+        hint = Hint("run it on a GPU (", option(provider="cuda"), "), or export in fp32 or fp16")
+        raise NotRunError(problem, hint, "session.bf16", active=CPU)
 
 
 def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
@@ -217,11 +214,9 @@ def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
     except Exception as error:
         # Each status of the runtime has a separate exception class, made in C++.
         if out_of_memory(error):
-            raise NotRunError(
-                f"{shown(path)}: memory ran out while onnxruntime loaded the graph",
-                "use a larger machine or GPU, or free memory (see nvidia-smi)",
-                "session.memory",
-            ) from error
+            problem = f"{shown(path)}: memory ran out while onnxruntime loaded the graph"
+            hint = "use a larger machine or GPU, or free memory (see nvidia-smi)"
+            raise NotRunError(problem, hint, "session.memory") from error
         if any(f"{library} failure" in str(error) for library in ("CUDA", "CUBLAS", "CUDNN")):
             raise StartError(str(error)) from error
         if "NOT_IMPLEMENTED" in str(error):
@@ -230,11 +225,8 @@ def _open(ort: Any, model: _Model, providers: list[Any]) -> Any:
                 Hint("use another ", option("provider"), ", or export in another precision or opset"),
                 _NO_KERNEL,
             ) from error
-        raise UnreadableError(
-            f"onnxruntime {ort.__version__} cannot load {shown(path)}: {shown(error, 300)}",
-            "export the graph again",
-            "session.load",
-        ) from error
+        problem = f"onnxruntime {ort.__version__} cannot load {shown(path)}: {shown(error, 300)}"
+        raise UnreadableError(problem, "export the graph again", "session.load") from error
 
 
 _PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "QGemm", "Einsum", "Conv"}
@@ -286,19 +278,12 @@ def check_placement(
                 and (node.op_type in HEAVY or (node.op_type == "Gather" and node.name in weight_gathers))
             ]
     if cuda and not placed:
-        raise NotRunError(
-            "onnxruntime reported no placement of nodes, so tieconv could not see a fallback to the CPU",
-            install_command("gpu", upgrade=True),
-            "session.placement",
-        )
+        problem = "onnxruntime reported no placement of nodes, so tieconv could not see a fallback to the CPU"
+        raise NotRunError(problem, install_command("gpu", upgrade=True), "session.placement")
     if heavy:
-        raise NotRunError(
-            f"CUDA is active, but the CPU runs {count(len(heavy), 'heavy node')}: {shown(', '.join(heavy))}",
-            "these operators have no CUDA kernel in this precision: export in another precision or opset",
-            "session.fallback-nodes",
-            active=active,
-            fallback=tuple(heavy),
-        )
+        problem = f"CUDA is active, but the CPU runs {count(len(heavy), 'heavy node')}: {shown(', '.join(heavy))}"
+        hint = "these operators have no CUDA kernel in this precision: export in another precision or opset"
+        raise NotRunError(problem, hint, "session.fallback-nodes", active=active, fallback=tuple(heavy))
     return dict(placed)
 
 

@@ -70,17 +70,12 @@ def head_note(scheme: Scheme) -> str:
 def check_scheme(scheme: Scheme, precision: str, fuse: str | None, source: str) -> None:
     """Raise `RefusedError` if ONNX Runtime cannot run the scheme in the precision, or for a fused graph."""
     if fuse is not None:
-        raise RefusedError(
-            f"{shown(source)}: ONNX Runtime's quantisers skip the head of a graph that is fused for {fuse}",
-            Hint("leave out ", option("fuse"), ", or ", option("quantise")),
-            "export.quantise",
-        )
+        problem = f"{shown(source)}: ONNX Runtime's quantisers skip the head of a graph that is fused for {fuse}"
+        raise RefusedError(problem, Hint("leave out ", option("fuse"), ", or ", option("quantise")), "export.quantise")
     if scheme is Scheme.DYNAMIC and precision != "fp32":
-        raise RefusedError(
-            f"{shown(source)}: dynamic-int8 quantises activations of float32 only, not {precision}",
-            Hint("use ", option(precision="fp32"), ", or ", option(quantise="int8")),
-            "export.quantise",
-        )
+        problem = f"{shown(source)}: dynamic-int8 quantises activations of float32 only, not {precision}"
+        hint = Hint("use ", option(precision="fp32"), ", or ", option(quantise="int8"))
+        raise RefusedError(problem, hint, "export.quantise")
 
 
 def quantise_tied(raw: Path, new: Path, scheme: Scheme, plan: ExportPlan, data: str) -> Quantisation:
@@ -90,11 +85,8 @@ def quantise_tied(raw: Path, new: Path, scheme: Scheme, plan: ExportPlan, data: 
     """
     made = quantise(raw, new, scheme, data)
     if plan.tied and not made.tied:
-        raise RefusedError(
-            f"{shown(plan.source)}: the embedding and the head of the graph cannot read one {scheme} matrix",
-            Hint("export without ", option("quantise")),
-            "export.quantise",
-        )
+        problem = f"{shown(plan.source)}: the embedding and the head of the graph cannot read one {scheme} matrix"
+        raise RefusedError(problem, Hint("export without ", option("quantise")), "export.quantise")
     return made
 
 
@@ -146,11 +138,8 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
     tied = tuple(codes for name, head in turned_names.items() if (codes := read(made, name, head)))
     _remove_unread(made)
     if not any(node.op_type == _OPERATORS[scheme] for node in made.graph.all_nodes()):
-        raise RefusedError(
-            f"ONNX Runtime's quantiser finds no product to quantise in {shown(raw.name)}",
-            Hint("export without ", option("quantise")),
-            "export.quantise",
-        )
+        problem = f"ONNX Runtime's quantiser finds no product to quantise in {shown(raw.name)}"
+        raise RefusedError(problem, Hint("export without ", option("quantise")), "export.quantise")
     ir.save(made, new / "model.onnx", external_data=data)
     return Quantisation(tied, tuple(_float_matrices(made)))
 

@@ -40,11 +40,8 @@ def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
     output = inspection.head.output_head
     like = output if output and output.shape and output.dtype else embedding
     if like is None or not like.shape or not like.dtype:
-        refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head and no embedding, so the bias size is unknown",
-            again(inspection, "inspect"),
-            "bias.size",
-        )
+        problem = f"{shown(inspection.checkpoint.source)} stores no head and no embedding, so the bias size is unknown"
+        refuse(problem, again(inspection, "inspect"), "bias.size")
     rows = like.shape[0]
     shape = (1, rows) if inspection.family.bias_is_row else (rows,)
     stored = output.name if output and output.stored else (embedding.name if embedding else "")
@@ -91,18 +88,12 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
         return ()
     if bias.state is BiasState.NONZERO:
         largest = f" (largest magnitude {bias.max_abs:.4g})" if bias.max_abs else ""
-        refuse(
-            f"{shown(bias.name)} is not all zero{largest}, so removing it changes the logits",
-            Hint("see its values: ", again(inspection, "analyze")),
-            "bias.nonzero",
-        )
+        problem = f"{shown(bias.name)} is not all zero{largest}, so removing it changes the logits"
+        refuse(problem, Hint("see its values: ", again(inspection, "analyze")), "bias.nonzero")
     differing = _differing_copy(inspection, bias.name)
     if differing:
-        refuse(
-            f"{shown(differing)} differs from {shown(bias.name)}, which is all zero",
-            again(inspection, "inspect"),
-            "bias.copies-differ",
-        )
+        problem = f"{shown(differing)} differs from {shown(bias.name)}, which is all zero"
+        refuse(problem, again(inspection, "inspect"), "bias.copies-differ")
     tensors = inspection.checkpoint.tensors
     names = {bias.name, *inspection.family.output_biases} | {
         member.name for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS for member in tie.stored_members

@@ -58,9 +58,9 @@ def build(
         if text is not None:
             files = with_text(files, text, changes)
         parts = files.operations, files.weights, files.texts, files.links, files.removed
-        states, told = dict(checkpoint.states), _summary(command, files.operations, bool(changes))
+        states, line = dict(checkpoint.states), _summary(command, files.operations, bool(changes))
         proofs = tuple(edits.proofs)
-        return write_plan.Plan(command, checkpoint, states, *parts, promises, told, options=options, proofs=proofs)
+        return write_plan.Plan(command, checkpoint, states, *parts, promises, line, options=options, proofs=proofs)
 
     plan = drafted(promises)
     after = described(inspection, plan)
@@ -87,12 +87,9 @@ def _guard_foreign(inspection: Inspection, edits: Edits, edited: str) -> None:
     if changed or (lit and edited):
         config = "model_config.yaml" if lit else shown(checkpoint.config.name if checkpoint.config else "")
         result = f"the result would {'lack' if changed in names else 'have'} {shown(changed)}" if changed else ""
-        refuse(
-            f"the program that reads {config} is not transformers, and {result or 'it does not read ' + edited}",
-            "change the model with the program that wrote it",
-            "config.foreign",
-            source=shown(checkpoint.source),
-        )
+        problem = f"the program that reads {config} is not transformers, and {result or 'it does not read ' + edited}"
+        hint = "change the model with the program that wrote it"
+        refuse(problem, hint, "config.foreign", source=shown(checkpoint.source))
 
 
 def _advice(inspection: Inspection, tied: bool | None, flag_changes: bool) -> Iterator[str]:
@@ -229,13 +226,13 @@ def plan_add_format(inspection: Inspection) -> write_plan.Plan:
     checkpoint = inspection.checkpoint
     guard_named(checkpoint, again(inspection, "inspect"))
     weights = with_format(checkpoint)
-    kept = (write_plan.KeepTensor(name) for name in checkpoint.tensors)
-    operations: tuple[write_plan.Operation, ...] = (*named(weights), *kept)
+    keeps = (write_plan.KeepTensor(name) for name in checkpoint.tensors)
+    operations: tuple[write_plan.Operation, ...] = (*named(weights), *keeps)
     links = tuple(write_plan.LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items()))
     promises = write_plan.Promises(inspection.config.effective, ())
-    told = summary(weights) or 'the metadata already has a "format" entry: nothing to change'
+    line = summary(weights) or 'the metadata already has a "format" entry: nothing to change'
     files, states, options = (weights, (), links, ()), dict(checkpoint.states), {"add-format": "true"}
-    plan = write_plan.Plan("reindex", checkpoint, states, operations, *files, promises, told, options)
+    plan = write_plan.Plan("reindex", checkpoint, states, operations, *files, promises, line, options)
     return judged(plan, inspection, described(inspection, plan), ())
 
 

@@ -44,11 +44,8 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
             "config.foreign",
         )
     if changes and document.text.count(f'"{FLAG}"') > _flag_count(document.value):
-        raise RefusedError(
-            f"{document.name} holds {FLAG} twice in one object, so readers disagree on its value",
-            "remove one of the two entries",
-            "config.repeated-flag",
-        )
+        problem = f"{document.name} holds {FLAG} twice in one object, so readers disagree on its value"
+        raise RefusedError(problem, "remove one of the two entries", "config.repeated-flag")
     if changes:
         _guard_scale(inspection)
     text = set_values(document.text, [(change.path.split("."), change.value) for change in changes])
@@ -255,11 +252,8 @@ def _stored_modules(inspection: Inspection) -> frozenset[str]:
 
 
 def _refuse(inspection: Inspection, clause: str) -> NoReturn:
-    refuse(
-        f"the quantisation config of {shown(inspection.checkpoint.source)} {shown(clause, 200)}",
-        again(inspection, "inspect"),
-        "quantised.config",
-    )
+    problem = f"the quantisation config of {shown(inspection.checkpoint.source)} {shown(clause, 200)}"
+    refuse(problem, again(inspection, "inspect"), "quantised.config")
 
 
 # Find the config edits that list the head among the quantised modules, or leave it out.

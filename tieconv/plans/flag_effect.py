@@ -90,11 +90,8 @@ def guard_flip(inspection: Inspection, verb: str) -> None:
     family = inspection.family
     if family.unflippable:
         change = "store its head as a separate tensor" if family.misfit else "have its tie flag changed"
-        refuse(
-            f"{family.architecture} cannot {change}: {family.unflippable}",
-            _instead(inspection, verb),
-            "tie.unflippable",
-        )
+        problem = f"{family.architecture} cannot {change}: {family.unflippable}"
+        refuse(problem, _instead(inspection, verb), "tie.unflippable")
 
 
 def always_tied(inspection: Inspection) -> str:

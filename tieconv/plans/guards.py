@@ -75,17 +75,11 @@ def guard_contents(inspection: Inspection) -> None:
 def _guard_format(inspection: Inspection) -> None:
     checkpoint = inspection.checkpoint
     if checkpoint.format == "gguf":
-        refuse(
-            f"{shown(checkpoint.source)} is a GGUF file: only retie and untie change it",
-            checkpoint.read_only,
-            "format.read-only",
-        )
+        problem = f"{shown(checkpoint.source)} is a GGUF file: only retie and untie change it"
+        refuse(problem, checkpoint.read_only, "format.read-only")
     if checkpoint.read_only:
-        refuse(
-            f"{shown(checkpoint.source)} has the format {checkpoint.format}, which tieconv reads but never writes",
-            checkpoint.read_only,
-            "format.read-only",
-        )
+        problem = f"{shown(checkpoint.source)} has the format {checkpoint.format}, which tieconv reads but never writes"
+        refuse(problem, checkpoint.read_only, "format.read-only")
 
 
 def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
@@ -95,11 +89,8 @@ def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
             hint = way_out(caution.code, inspection.checkpoint.source)
             refuse(caution.message, hint, caution.code, source=source)
     if inspection.checkpoint.special:
-        refuse(
-            f"{source} contains {shown(inspection.checkpoint.special[0])}, which is not a regular file",
-            "move that file out of the directory",
-            "path.not-regular",
-        )
+        problem = f"{source} contains {shown(inspection.checkpoint.special[0])}, which is not a regular file"
+        refuse(problem, "move that file out of the directory", "path.not-regular")
 
 
 def _guard_knowledge(inspection: Inspection, verb: str) -> None:
@@ -118,12 +109,9 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     config = inspection.checkpoint.config_values
     reason = f"tieconv does not know {lookup.subject(known[0], config)}" if known else "the architecture is unknown"
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
-    refuse(
-        f"{reason}, so the tied tensors are a guess",
-        Hint("give their names: ", again(inspection, verb, embed=embed, head=head)),
-        "family.unknown",
-        source=shown(inspection.checkpoint.source),
-    )
+    problem = f"{reason}, so the tied tensors are a guess"
+    hint = Hint("give their names: ", again(inspection, verb, embed=embed, head=head))
+    refuse(problem, hint, "family.unknown", source=shown(inspection.checkpoint.source))
 
 
 def _guard_tying(inspection: Inspection, verb: str) -> None:
@@ -171,12 +159,9 @@ def _quantised_reasons(inspection: Inspection) -> Iterator[str]:
 def guard_lone_config(inspection: Inspection, flag_changes: bool) -> None:
     """Refuse to write a weight file by itself if the config beside it must change too."""
     if flag_changes and inspection.checkpoint.layout is Layout.FILE and inspection.checkpoint.config:
-        refuse(
-            "the config.json in the same directory must change too",
-            "give the model's directory instead of the file",
-            "config.beside",
-            source=shown(inspection.checkpoint.source),
-        )
+        problem = "the config.json in the same directory must change too"
+        hint = "give the model's directory instead of the file"
+        refuse(problem, hint, "config.beside", source=shown(inspection.checkpoint.source))
 
 
 MANY = 200_000

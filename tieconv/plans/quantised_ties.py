@@ -89,11 +89,8 @@ def refuse_unequal(inspection: Inspection, embedding: QuantisedMatrix, head: Qua
     relation = tables.relation if tables else None
     if relation is None or relation.state is PairState.UNREAD:
         reason = relation.reason if relation else "their bytes were not read"
-        refuse(
-            f"tieconv did not compare {shown(head.name)} with {shown(embedding.name)}: {shown(reason, 200)}",
-            "download the model, then run the command again",
-            "retie.not-equal",
-        )
+        problem = f"tieconv did not compare {shown(head.name)} with {shown(embedding.name)}: {shown(reason, 200)}"
+        refuse(problem, "download the model, then run the command again", "retie.not-equal")
     if relation.differing == ("scheme",):
         which = f"the embedding has {_scheme(embedding)}, and the head {_scheme(head)}"
     else:
@@ -150,11 +147,8 @@ def _guard_flag(inspection: Inspection, verb: str) -> None:
         return
     guard_flip(inspection, verb)
     if scaling_exponent(inspection, verb):
-        refuse(
-            f"{inspection.family.architecture} scales its logits by the flag, and tieconv does not scale codes",
-            "do not change the head",
-            "flag.forward",
-        )
+        problem = f"{inspection.family.architecture} scales its logits by the flag, and tieconv does not scale codes"
+        refuse(problem, "do not change the head", "flag.forward")
 
 
 def plan_quantised_retie(inspection: Inspection, *, bias: BiasChoice, force: bool, inexact: bool) -> Plan:
@@ -165,21 +159,15 @@ def plan_quantised_retie(inspection: Inspection, *, bias: BiasChoice, force: boo
     """
     embedding = quantised_embedding(inspection, "retie")
     if inexact:
-        refuse(
-            f"{shown(embedding.name)} is quantised, and codes have no mean (--from mean)",
-            separate_hint(inspection),
-            "tie.quantised",
-        )
+        problem = f"{shown(embedding.name)} is quantised, and codes have no mean (--from mean)"
+        refuse(problem, separate_hint(inspection), "tie.quantised")
     name, tables = head_name(inspection), inspection.quantised
     assert tables is not None
     head, edits = tables.of(HEAD), Edits(inspection.checkpoint)
     notes: Notes = ()
     if head is None and float_table(inspection, inspection.family.output_head):
-        refuse(
-            f"the embedding is quantised, but {shown(name)} is stored as floats, so they are two matrices",
-            separate_hint(inspection),
-            "retie.not-equal",
-        )
+        problem = f"the embedding is quantised, but {shown(name)} is stored as floats, so they are two matrices"
+        refuse(problem, separate_hint(inspection), "retie.not-equal")
     if head is not None:
         notes = _drop(edits, inspection, embedding, head)
     document: Document = set_flag(inspection, True)
@@ -231,11 +219,8 @@ def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag:
     name, tables, edits = head_name(inspection), inspection.quantised, Edits(inspection.checkpoint)
     assert tables is not None
     if keep_flag:
-        refuse(
-            f"{shown(embedding.name)} is quantised, and loaders fail on a tied model that stores a quantised head",
-            Hint("change the flag too: ", again(inspection, "untie")),
-            "tie.quantised",
-        )
+        problem = f"{shown(embedding.name)} is quantised, and loaders fail on a tied model that stores a quantised head"
+        refuse(problem, Hint("change the flag too: ", again(inspection, "untie")), "tie.quantised")
     if sentence := always_tied(inspection):
         refuse(sentence, "keep the model tied", "tie.always")
     document: Document = config_with_flag(inspection, False)

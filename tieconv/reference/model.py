@@ -29,11 +29,8 @@ def torch_device(name: str, number: int) -> str:
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if visible <= number:
         why = f"finds {visible} GPUs" if torch.version.cuda else "is a CPU build"
-        raise NotRunError(
-            f"the reference cannot run on GPU {number}: torch {torch.__version__} {why}",
-            ON_CPU,
-            "parity.reference-device",
-        )
+        problem = f"the reference cannot run on GPU {number}: torch {torch.__version__} {why}"
+        raise NotRunError(problem, ON_CPU, "parity.reference-device")
     return f"cuda:{number}"
 
 
@@ -59,11 +56,8 @@ def memory_of(device: str) -> Iterator[None]:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
-        raise NotRunError(
-            f"the memory of {device} ran out in the torch reference",
-            Hint("use ", option(reference="float32"), ", or ", ON_CPU),
-            "parity.memory",
-        ) from error
+        hint = Hint("use ", option(reference="float32"), ", or ", ON_CPU)
+        raise NotRunError(f"the memory of {device} ran out in the torch reference", hint, "parity.memory") from error
 
 
 @contextmanager
@@ -235,11 +229,9 @@ class Reference:
             config, name = self.model.config, type(self.model).__name__
             path = os.path.join(shown(getattr(config, "name_or_path", "") or "the model"), "config.json")
             lines = str(error).strip().splitlines() or [""]
-            raise UnreadableError(
-                f"{path}: {name} cannot run with this config: {type(error).__name__}: {shown(lines[0], 200)}",
-                Hint("compare the sizes in config.json with the shapes of the tensors: ", call("inspect")),
-                "reference.forward",
-            ) from error
+            problem = f"{path}: {name} cannot run with this config: {type(error).__name__}: {shown(lines[0], 200)}"
+            hint = Hint("compare the sizes in config.json with the shapes of the tensors: ", call("inspect"))
+            raise UnreadableError(problem, hint, "reference.forward") from error
 
     @contextmanager
     def _exactly(self) -> Iterator[None]:
@@ -266,11 +258,9 @@ def load_whole_config(directory: str) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # transformers raises any exception on a config that it does not expect
-        raise UnreadableError(
-            f"transformers cannot read {shown(os.path.join(directory, 'config.json'))}: {shown(error)}",
-            "tieconv never runs code from a checkpoint: install a transformers release with this model type",
-            "reference.config",
-        ) from error
+        problem = f"transformers cannot read {shown(os.path.join(directory, 'config.json'))}: {shown(error)}"
+        hint = "tieconv never runs code from a checkpoint: install a transformers release with this model type"
+        raise UnreadableError(problem, hint, "reference.config") from error
 
 
 def load(directory: str, config: Mapping[str, object], dtype: str, device: str = CPU) -> Reference:
@@ -285,11 +275,9 @@ def load(directory: str, config: Mapping[str, object], dtype: str, device: str =
     name = architecture(config, directory)
     cls = getattr(transformers, name, None)
     if cls is None or not hasattr(cls, "from_pretrained"):
-        raise UnreadableError(
-            f"{shown(directory)}: transformers {transformers.__version__} has no class {shown(name)}",
-            "tieconv never runs code from a checkpoint: install a transformers release with this class",
-            "reference.class",
-        )
+        problem = f"{shown(directory)}: transformers {transformers.__version__} has no class {shown(name)}"
+        hint = "tieconv never runs code from a checkpoint: install a transformers release with this class"
+        raise UnreadableError(problem, hint, "reference.class")
     with quiet(transformers):
         try:
             model, info = cls.from_pretrained(
@@ -329,11 +317,9 @@ def architecture(config: Mapping[str, object], directory: str) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str) and named[0].isidentifier():
         return named[0]
-    raise UnreadableError(
-        f'{shown(os.path.join(directory, "config.json"))} has no "architectures" entry',
-        'add the class of the model, for example "architectures": ["LlamaForCausalLM"]',
-        "reference.class",
-    )
+    problem = f'{shown(os.path.join(directory, "config.json"))} has no "architectures" entry'
+    hint = 'add the class of the model, for example "architectures": ["LlamaForCausalLM"]'
+    raise UnreadableError(problem, hint, "reference.class")
 
 
 @record

@@ -299,11 +299,8 @@ def parameter(values: Any) -> Any:
 def _exchange(directory: str, untied: Apart) -> None:
     first, output = untied.model.get_input_embeddings(), untied.model.get_output_embeddings()
     if output is None or first.weight.shape != untied.embed.shape:
-        raise RefusedError(
-            f"{shown(directory)}: the model that transformers builds has other tables than the checkpoint stores",
-            Hint("run analyze without ", option("text")),
-            "analyze.tables",
-        )
+        problem = f"{shown(directory)}: the model that transformers builds has other tables than the checkpoint stores"
+        raise RefusedError(problem, Hint("run analyze without ", option("text")), "analyze.tables")
     torch = untied.torch
     equal = [module for module in untied._tied() if torch.equal(module.weight, first.weight)]
     _put(_inputs(untied.model, equal), output, untied.embed, untied.head)
@@ -330,22 +327,18 @@ def load_tokenizer(directory: str) -> Any:
         return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         why = shown(" ".join(str(error).split()), 200)
-        raise UnreadableError(
-            f"transformers cannot load the tokenizer of {shown(directory)}: {why}",
-            "put tokenizer.json and tokenizer_config.json beside the weights",
-            "analyze.tokenizer",
-        ) from error
+        problem = f"transformers cannot load the tokenizer of {shown(directory)}: {why}"
+        hint = "put tokenizer.json and tokenizer_config.json beside the weights"
+        raise UnreadableError(problem, hint, "analyze.tokenizer") from error
 
 
 def _counts(directory: str, ids: list[int], added: tuple[int, ...], rows: int) -> Any:
     torch = need("torch", EXTRA, PURPOSE)
     largest = max((*ids, *added))
     if largest >= rows:
-        raise UnreadableError(
-            f"{shown(directory)}: the tokenizer gives id {largest:,}, but the tables have only {rows:,} rows",
-            "put the tokenizer that the model was trained with beside the weights",
-            "analyze.tokenizer-rows",
-        )
+        problem = f"{shown(directory)}: the tokenizer gives id {largest:,}, but the tables have only {rows:,} rows"
+        hint = "put the tokenizer that the model was trained with beside the weights"
+        raise UnreadableError(problem, hint, "analyze.tokenizer-rows")
     return torch.bincount(torch.tensor(ids), minlength=rows)
 
 
@@ -353,11 +346,8 @@ def _windows(ids: list[int], reading: Reading, most: int) -> Any:
     """Return the windows that the model reads, (n, ``most`` or fewer) ids. Equal windows count once."""
     torch = need("torch", EXTRA, PURPOSE)
     if most < 1 or not reading.predicted(most):
-        raise RefusedError(
-            "the model has too few positions to predict a token of a text",
-            Hint("run analyze without ", option("text")),
-            "analyze.short",
-        )
+        problem = "the model has too few positions to predict a token of a text"
+        raise RefusedError(problem, Hint("run analyze without ", option("text")), "analyze.short")
     length, enough = min(most, len(ids)), max(WINDOWS, -(-LEAST // reading.predicted(most)))
     whole = len(ids) // length if length else 0
     rows = list(dict.fromkeys(tuple(ids[index * length : (index + 1) * length]) for index in range(whole)))
@@ -366,11 +356,8 @@ def _windows(ids: list[int], reading: Reading, most: int) -> Any:
         least = -(-LEAST // reading.predicted(most)) * most
         if len(rows) < whole:
             why += f" and repeats itself: {count(len(rows), 'different window')} of {length} tokens, not {whole:,}"
-        raise UnreadableError(
-            f"{why}, too few for a measurement",
-            f"give a text of about {most * enough:,} tokens; at least {least:,} are needed",
-            "analyze.text-short",
-        )
+        hint = f"give a text of about {most * enough:,} tokens; at least {least:,} are needed"
+        raise UnreadableError(f"{why}, too few for a measurement", hint, "analyze.text-short")
     if len(rows) > enough:
         rows = [rows[index] for index in torch.linspace(0, len(rows) - 1, enough).long().tolist()]
     return torch.tensor(rows)

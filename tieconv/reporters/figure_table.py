@@ -41,11 +41,8 @@ def require_parquet() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise MissingPackageError(
-            "--parquet needs the package pyarrow, which is not installed",
-            install_command("parquet"),
-            "parquet.provider",
-        ) from error
+        problem = "--parquet needs the package pyarrow, which is not installed"
+        raise MissingPackageError(problem, install_command("parquet"), "parquet.provider") from error
 
 
 def parquet(table: FigureTable) -> bytes:

@@ -125,8 +125,5 @@ class Sums:
 def damaged(file: WeightFile, storage: Storage) -> UnreadableError:
     """Return the error for a storage with a wrong checksum."""
     name = next((record.name for record in file.tensors if record.storage == storage.key), storage.key)
-    return UnreadableError(
-        f"{shown(file.name)}: the bytes of tensor {shown(name)} do not match their checksum",
-        "the file is damaged: fetch it again",
-        "torch.checksum",
-    )
+    problem = f"{shown(file.name)}: the bytes of tensor {shown(name)} do not match their checksum"
+    return UnreadableError(problem, "the file is damaged: fetch it again", "torch.checksum")

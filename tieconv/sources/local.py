@@ -79,11 +79,8 @@ def hint_for_missing(source: str) -> str:
 
 def shrank(name: str) -> UnreadableError:
     """Return the error about a file that ended before the bytes that its header describes."""
-    return UnreadableError(
-        f"{shown(name)} ended while it was read",
-        "check that no other program is writing the file, then run the command again",
-        "path.shrank",
-    )
+    hint = "check that no other program is writing the file, then run the command again"
+    return UnreadableError(f"{shown(name)} ended while it was read", hint, "path.shrank")
 
 
 # Decide which symlinks may be followed, and recognise the Hub cache.
@@ -99,11 +96,8 @@ def follow(path: str, root: str) -> str:
     target = Path(os.path.realpath(path))
     if target.is_relative_to(real_root) or _is_blob(target, real_root):
         return str(target)
-    raise UnsafePathError(
-        f"{shown(path)} is a symlink that points outside the model directory, to {shown(target)}",
-        "if you trust the file, copy it into the model directory",
-        "path.escape",
-    )
+    problem = f"{shown(path)} is a symlink that points outside the model directory, to {shown(target)}"
+    raise UnsafePathError(problem, "if you trust the file, copy it into the model directory", "path.escape")
 
 
 _HUB_REPOSITORY = ("models--", "datasets--", "spaces--")
@@ -420,11 +414,9 @@ CREATE = _flags("O_RDWR", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_BINARY")
 def require_posix() -> None:
     """Raise `UnsupportedSystemError` before a write on a system without locks and directory descriptors."""
     if fcntl is None or os.open not in os.supports_dir_fd or not hasattr(os, "geteuid"):  # WebAssembly has two of them
-        raise UnsupportedSystemError(
-            "tieconv does not write files on this system: it needs the file operations of Linux or macOS",
-            "on Windows, run the command in WSL (Windows Subsystem for Linux)",
-            "system.write",
-        )
+        problem = "tieconv does not write files on this system: it needs the file operations of Linux or macOS"
+        hint = "on Windows, run the command in WSL (Windows Subsystem for Linux)"
+        raise UnsupportedSystemError(problem, hint, "system.write")
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:

@@ -204,11 +204,8 @@ class LineFile:
                 try:
                     parsed = parse(line)
                 except MALFORMED as error:
-                    raise SettingsError(
-                        f"{shown(self._path)} is not a {self._schema} file: line {number} cannot be read",
-                        "give another file, or remove this one",
-                        "run.malformed",
-                    ) from error
+                    problem = f"{shown(self._path)} is not a {self._schema} file: line {number} cannot be read"
+                    raise SettingsError(problem, "give another file, or remove this one", "run.malformed") from error
                 self._end += len(line)
                 yield parsed
 
@@ -221,11 +218,8 @@ class LineFile:
             while data:
                 data = data[os.write(self._descriptor, data) :]
             if not os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path)):
-                raise DestinationError(
-                    f"another program replaced {shown(self._path)} while tieconv added lines to it",
-                    "run one command at a time, then run this one again",
-                    "out.replaced",
-                )
+                problem = f"another program replaced {shown(self._path)} while tieconv added lines to it"
+                raise DestinationError(problem, "run one command at a time, then run this one again", "out.replaced")
 
     def _moved(self) -> int:
         """Return the descriptor of a new file with the whole lines that were read, which has the name now."""
@@ -245,11 +239,8 @@ class LineFile:
 def _check_one_name(path: str) -> None:
     """Raise `DestinationError` for a hard link: a run that used the other name would lose its file."""
     if os.path.lexists(path) and stat.S_ISREG((status := os.lstat(path)).st_mode) and status.st_nlink > 1:
-        raise DestinationError(
-            f"tieconv does not append to {shown(path)}: it is a hard link to another file",
-            "give another file",
-            "out.text",
-        )
+        problem = f"tieconv does not append to {shown(path)}: it is a hard link to another file"
+        raise DestinationError(problem, "give another file", "out.text")
 
 
 @contextmanager
@@ -324,11 +315,8 @@ def guard_report(path: str, models: Iterable[str]) -> None:
     for model in models:
         root = place_of(model)
         if os.path.isfile(resolved) and (resolved == root or resolved.startswith(os.path.join(root, ""))):
-            raise DestinationError(
-                f"{shown(path)} is a file of the model {shown(model)}",
-                "write the report to another path",
-                "out.in-model",
-            )
+            problem = f"{shown(path)} is a file of the model {shown(model)}"
+            raise DestinationError(problem, "write the report to another path", "out.in-model")
 
 
 def write_reports(directory: str, reports: dict[str, str], model: str) -> None:

@@ -465,11 +465,9 @@ class Wire:
             self._start, at = position, 0
             self._jumps -= 1
             if self._jumps < 0:
-                raise UnreadableError(
-                    f"{shown(self.name)} needs more than {MAX_JUMPS:,} requests on the Hub",
-                    "fetch the model and give the local directory: hf download ORG/NAME --local-dir DIR",
-                    "onnx.requests",
-                )
+                problem = f"{shown(self.name)} needs more than {MAX_JUMPS:,} requests on the Hub"
+                hint = "fetch the model and give the local directory: hf download ORG/NAME --local-dir DIR"
+                raise UnreadableError(problem, hint, "onnx.requests")
             self._window = self._pread(self._next, position)
         return self._window, at
 

@@ -209,11 +209,9 @@ def _check_links(tensor: External, name: str, root: str) -> None:
 
 
 def _linked(tensor: External, name: str, why: str) -> NoReturn:
-    raise UnsafePathError(
-        f"{shown(tensor.graph)}: tensor {shown(tensor.name)} is stored in {shown(name)}, which {why}",
-        "if you trust the file, replace the link with a copy, or fetch the model with hf download --local-dir",
-        "onnx.linked",
-    )
+    problem = f"{shown(tensor.graph)}: tensor {shown(tensor.name)} is stored in {shown(name)}, which {why}"
+    hint = "if you trust the file, replace the link with a copy, or fetch the model with hf download --local-dir"
+    raise UnsafePathError(problem, hint, "onnx.linked")
 
 
 def _number(tensor: External, key: str) -> int | None:

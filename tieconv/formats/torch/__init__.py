@@ -33,11 +33,8 @@ def check_slices(listing: Listing) -> None:
     slices = [name for name in listing.top if re.fullmatch(r"consolidated\.\d+\.pth", name)]
     if len(slices) < 2 or listing.named not in (None, *slices):
         return
-    raise UnreadableError(
-        f"{slices[0]} to {slices[-1]} are slices of one model-parallel model",
-        "join them first with convert_llama_weights_to_hf.py of transformers 4",
-        "torch.slices",
-    )
+    hint = "join them first with convert_llama_weights_to_hf.py of transformers 4"
+    raise UnreadableError(f"{slices[0]} to {slices[-1]} are slices of one model-parallel model", hint, "torch.slices")
 
 
 def is_trainer_state(name: str) -> bool:

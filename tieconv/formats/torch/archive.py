@@ -255,10 +255,8 @@ def read_archive(pread: Pread, size: int, *, sparse: bool = False) -> dict[str, 
 def content(pread: Pread, entry: Entry, limit: int) -> bytes:
     """Return a small record after checking its CRC-32."""
     if entry.size > limit:
-        refuse(
-            f"has a record {shown(entry.name)} of {entry.size:,} bytes, more than the limit of {limit:,}",
-            "zip.too-large",
-        )
+        problem = f"has a record {shown(entry.name)} of {entry.size:,} bytes, more than the limit of {limit:,}"
+        refuse(problem, "zip.too-large")
     data = pread(entry.size, entry.start)
     if len(data) != entry.size or zlib.crc32(data) != entry.crc:
         malformed(f"has a record {shown(entry.name)} whose checksum is wrong", "zip.crc")

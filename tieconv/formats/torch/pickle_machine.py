@@ -67,11 +67,8 @@ def _find(machine: Machine, module: str, name: str) -> Global:
 def _instance(machine: Machine) -> NoReturn:
     """Refuse INST, which imports and calls. A name that is not allowed is reported first."""
     class_ = _find(machine, *_named(machine))
-    refuse(
-        f"makes an instance of {describe(class_)} with the opcode INST, which tieconv does not read",
-        "pickle.opcode",
-        HINT,
-    )
+    problem = f"makes an instance of {describe(class_)} with the opcode INST, which tieconv does not read"
+    refuse(problem, "pickle.opcode", HINT)
 
 
 def _new_object(machine: Machine) -> None:

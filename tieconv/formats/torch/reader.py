@@ -148,11 +148,8 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
             refuse(f"holds the record {shown(name)}, which torch.save does not write", "torch.entry")
     version = archive.content(pread, entries["version"], 64).strip() if "version" in entries else b"3"
     if version not in _VERSIONS:
-        refuse(
-            f"has the unknown version {shown(version.decode('latin-1'))}",
-            "torch.version",
-            "save it again with a released torch",
-        )
+        problem = f"has the unknown version {shown(version.decode('latin-1'))}"
+        refuse(problem, "torch.version", "save it again with a released torch")
     for name in ("byteorder", ".storage_alignment", ".data/serialization_id"):
         if name in entries:
             # Refuse a record that `torch.load` cannot parse. It strips no white space from a byte order.

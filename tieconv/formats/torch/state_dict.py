@@ -364,11 +364,8 @@ def torch_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
 def check_writable(name: str, dtype: str) -> None:
     """Raise `UnreadableError` for a dtype that torch does not have."""
     if dtype not in TORCH_NAMES:
-        raise UnreadableError(
-            f"tensor {shown(name)} has dtype {shown(dtype)}, which torch files cannot store",
-            "keep the model in safetensors",
-            "torch.dtype",
-        )
+        problem = f"tensor {shown(name)} has dtype {shown(dtype)}, which torch files cannot store"
+        raise UnreadableError(problem, "keep the model in safetensors", "torch.dtype")
 
 
 # Write the pickle of a state dict: an `OrderedDict` of tensors, in protocol 2.

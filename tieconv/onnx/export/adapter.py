@@ -150,11 +150,8 @@ def _joined(releases: Mapping[str, str]) -> str:
 
 def _moved(why: str) -> TieconvError:
     here = versions().get("transformers", "an unknown version")
-    return RefusedError(
-        f"tieconv does not support the exporter of transformers {here}: {why}",
-        f"use a tested version ({_joined(TRIED)}): pip install 'transformers=={TRIED['transformers']}'",
-        "export.moved",
-    )
+    hint = f"use a tested version ({_joined(TRIED)}): pip install 'transformers=={TRIED['transformers']}'"
+    return RefusedError(f"tieconv does not support the exporter of transformers {here}: {why}", hint, "export.moved")
 
 
 def _failed(model: Any, error: Exception) -> TieconvError:

@@ -210,11 +210,9 @@ class Job:
         identity, gates = stored(measured, self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
-            raise VerificationError(
-                f"{shown(self.plan.source)}: the exported graph differs from the model: {fault.sentence}",
-                f"nothing was written; a newer exporter may make more axes dynamic: {export_adapter.tried()}",
-                "export.graph",
-            )
+            problem = f"{shown(self.plan.source)}: the exported graph differs from the model: {fault.sentence}"
+            hint = f"nothing was written; a newer exporter may make more axes dynamic: {export_adapter.tried()}"
+            raise VerificationError(problem, hint, "export.graph")
         return identity
 
     def _measured(self, measured: str, stems: tuple[str, ...]) -> Parity:
@@ -331,11 +329,8 @@ def _values(values: Iterable[Value]) -> list[dict[str, object]]:
 def check_once(plan: graph_plan.ExportPlan, identity: Identity | None, files: int) -> None:
     """Check that each of the data files stores the tied embedding once, as promised. Raises `VerificationError`."""
     if plan.tied and identity is not None and identity.copies > files:
-        raise VerificationError(
-            f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times",
-            "nothing was written; report this with the model's class",
-            "export.copies",
-        )
+        problem = f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times"
+        raise VerificationError(problem, "nothing was written; report this with the model's class", "export.copies")
 
 
 def _is_finite(values: torch.Tensor) -> bool:

@@ -142,11 +142,8 @@ def named(cache: Any, side: str) -> Layers:
     layers = cache.self_attention_cache.layers if side == "decoder" else cache.cross_attention_cache.layers
     for layer in layers:
         if not keeps_keys_and_values(layer):
-            raise RefusedError(
-                f"the cache layer {type(layer).__name__} holds other states than keys and values",
-                Hint("export ", BY_TRANSFORMERS),
-                "export.cache",
-            )
+            problem = f"the cache layer {type(layer).__name__} holds other states than keys and values"
+            raise RefusedError(problem, Hint("export ", BY_TRANSFORMERS), "export.cache")
     return {str(index): {side: {"key": layer.keys, "value": layer.values}} for index, layer in enumerate(layers)}
 
 

@@ -127,11 +127,9 @@ class Layout:
 
     def refused(self, why: str) -> RefusedError:
         """Return the error of a model that this layout cannot express."""
-        return RefusedError(
-            f"{shown(self.model.source)}: {shown(self.model.architecture)}: {shown(why, 300)}",
-            Hint("export without ", option("layout"), ", or with another layout"),
-            "export.layout",
-        )
+        problem = f"{shown(self.model.source)}: {shown(self.model.architecture)}: {shown(why, 300)}"
+        hint = Hint("export without ", option("layout"), ", or with another layout")
+        return RefusedError(problem, hint, "export.layout")
 
 
 _HEAD_DIM = frozenset({"gemma", "gemma3_text", "gpt_oss", "nemotron"})

@@ -203,11 +203,8 @@ def _check_consistent(evidence: Inspection) -> None:
     if fault is None:
         return
     remedy = fault.remedy.command if fault.remedy else f"tieconv explain {fault.rule}"
-    raise RefusedError(
-        f"{shown(evidence.checkpoint.source)} must be repaired before the export: {fault.rule}: {fault.message}",
-        Hint("repair it first: ", remedy),
-        "export.finding",
-    )
+    problem = f"{shown(evidence.checkpoint.source)} must be repaired before the export: {fault.rule}: {fault.message}"
+    raise RefusedError(problem, Hint("repair it first: ", remedy), "export.finding")
 
 
 def _kind(name: str, config: Mapping[str, object], *, one_graph: bool) -> Kind:
@@ -284,11 +281,8 @@ def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) ->
     pair = sample_inputs.encoder_decoder_kind(cls, one_graph=False) if kind is Kind.SEQ2SEQ else kind
     if kind is Kind.SEQ2SEQ and sample_inputs.reads_features(cls, pair):
         read = sample_inputs.modality_input(cls)
-        raise RefusedError(
-            f"{shown(name)} reads {read}: --quantise supports only encoder-decoders of token ids",
-            Hint("export without ", option("quantise")),
-            "export.quantise",
-        )
+        problem = f"{shown(name)} reads {read}: --quantise supports only encoder-decoders of token ids"
+        raise RefusedError(problem, Hint("export without ", option("quantise")), "export.quantise")
     if kind is not Kind.CACHED or not sample_inputs.reads_embeddings(cls):
         sample_inputs.check_inputs(cls)
         raise sample_inputs.refused(name, "is not a decoder that takes inputs_embeds")
@@ -300,11 +294,8 @@ def check_options(layout: str, quantise: Scheme | None) -> None:
     if layout == "plain" and quantise is None:
         return
     name = option("layout" if layout != "plain" else "quantise")
-    raise RefusedError(
-        f"{name} supports only one graph, but this export writes a decoder of inputs_embeds and its embedding",
-        Hint("export without ", name),
-        "export.embeds",
-    )
+    problem = f"{name} supports only one graph, but this export writes a decoder of inputs_embeds and its embedding"
+    raise RefusedError(problem, Hint("export without ", name), "export.embeds")
 
 
 _STATE_INPUTS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent"})

@@ -78,11 +78,8 @@ def modality_input(cls: Any) -> str:
 
 
 def _other_model(name: str, why: str) -> RefusedError:
-    return RefusedError(
-        f"{shown(name)} {why}: export supports only language models from tokens to logits",
-        "export only its language model, or use transformers.exporters",
-        "export.kind",
-    )
+    problem = f"{shown(name)} {why}: export supports only language models from tokens to logits"
+    return RefusedError(problem, "export only its language model, or use transformers.exporters", "export.kind")
 
 
 def _accepts(model: Any) -> frozenset[str]:
@@ -132,11 +129,8 @@ def _cached(reference: Reference, batch: Batch, reads: Reads | None) -> dict[str
         filled = reference.call(**reference.inputs(before), past_key_values=cache, use_cache=True).past_key_values
     layers = getattr(filled, "layers", None) or []
     if not layers or not all(keeps_keys_and_values(layer) for layer in layers):
-        raise RefusedError(
-            f"{type(model).__name__} caches other states than keys and values, which export does not support",
-            Hint("export ", BY_TRANSFORMERS),
-            "export.cache",
-        )
+        problem = f"{type(model).__name__} caches other states than keys and values, which export does not support"
+        raise RefusedError(problem, Hint("export ", BY_TRANSFORMERS), "export.cache")
     inputs: dict[str, Any] = reference.inputs(batch, past)
     if reads is not None:  # rows in place of ids, and what else the decoder reads
         inputs = {EMBEDS: embedded(model, inputs.pop("input_ids"))} | inputs
@@ -209,11 +203,8 @@ def left_out_parts(cls: Any, directory: str, stored: Iterable[str], *, images: b
 
 def refused(name: str, why: str) -> RefusedError:
     """Return the error of a class whose language model cannot be exported alone."""
-    return RefusedError(
-        f"{shown(name)} {why}: export cannot write its language model as a decoder of inputs_embeds",
-        Hint("export it ", BY_TRANSFORMERS),
-        "export.kind",
-    )
+    problem = f"{shown(name)} {why}: export cannot write its language model as a decoder of inputs_embeds"
+    return RefusedError(problem, Hint("export it ", BY_TRANSFORMERS), "export.kind")
 
 
 # Run a loaded model on a few tokens to see what its decoder reads besides `inputs_embeds`.
@@ -372,11 +363,8 @@ def separate(directory: Path, name: str, matrices: Sequence[SharedMatrix]) -> tu
     for part in (name, EMBEDDING):
         graph = onnx.load(str(directory / part), load_external_data=False).graph
         if part == name and any(value.name == IDS for value in graph.input):
-            raise VerificationError(
-                "the decoder reads input_ids besides inputs_embeds",
-                "nothing was written; report this with the model's class",
-                "export.embeds",
-            )
+            hint = "nothing was written; report this with the model's class"
+            raise VerificationError("the decoder reads input_ids besides inputs_embeds", hint, "export.embeds")
         weights = {tensor.name for tensor in graph.initializer}
         held = [replace(m, graph=part) for m in matrices if m.done and m.initializer in weights]
         proofs.append(prove(directory, directory / part, part, held))

@@ -190,11 +190,8 @@ def _precision(graph: Graph, graphs: Iterable[Graph], hint: str = _FLOATS) -> st
         stored[weight.dtype] += weight.nbytes
     dtype = stored.most_common(1)[0][0] if stored else ""
     if dtype not in DTYPES:
-        raise RefusedError(
-            f"parity cannot measure {shown(graph.path)}: most of its weights are {dtype.lower() or 'absent'}",
-            hint,
-            _QUANTISED,
-        )
+        problem = f"parity cannot measure {shown(graph.path)}: most of its weights are {dtype.lower() or 'absent'}"
+        raise RefusedError(problem, hint, _QUANTISED)
     return DTYPES[dtype]
 
 
@@ -306,18 +303,13 @@ def check_length(subject: Subject, length: int, longest: int) -> None:
     Raises `RefusedError` if the model has fewer positions, and `NotRunError` if the memory is too small.
     """
     if length > longest:
-        raise RefusedError(
-            f"--length {length} is more than the {longest} positions of the model",
-            option(length=longest),
-            "parity.length",
-        )
+        problem = f"--length {length} is more than the {longest} positions of the model"
+        raise RefusedError(problem, option(length=longest), "parity.length")
     wanted, room = reference_bytes(subject, length), available_memory()
     if length and wanted > room:
-        raise NotRunError(
-            f"a sequence of {length} tokens needs {size(wanted)} of memory, but only {size(room)} is free",
-            Hint("give a shorter ", option("length"), ", or use a machine with more memory"),
-            "parity.memory",
-        )
+        problem = f"a sequence of {length} tokens needs {size(wanted)} of memory, but only {size(room)} is free"
+        hint = Hint("give a shorter ", option("length"), ", or use a machine with more memory")
+        raise NotRunError(problem, hint, "parity.memory")
 
 
 # Choose the precision of the torch reference by the free memory.

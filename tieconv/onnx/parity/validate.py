@@ -468,11 +468,8 @@ def _tokens(subject: measured_pair.Subject, model: Reference, kind: Kind, text: 
     config = subject.config
     if kind not in (Kind.CACHED, Kind.PLAIN):
         if text is not None:
-            raise RefusedError(
-                f"{shown(subject.evidence.checkpoint.source)} does not predict the next token of a text",
-                Hint("leave out ", option("text")),
-                "parity.text",
-            )
+            problem = f"{shown(subject.evidence.checkpoint.source)} does not predict the next token of a text"
+            raise RefusedError(problem, Hint("leave out ", option("text")), "parity.text")
         return None
     longest = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
     if text is not None:

@@ -83,8 +83,8 @@ def weight_identity(
     lost = [entry for entry in lost if entry.name not in rest.forms]
     missing = {entry.name for entry in lost}
     size = sum(record.nbytes for record in floats)
-    found = sum(record.nbytes for record in floats if record.name not in missing)
-    counts = len(floats), len(floats) - len(lost), size, found
+    size_found = sum(record.nbytes for record in floats if record.name not in missing)
+    counts = len(floats), len(floats) - len(lost), size, size_found
     unexplained = tuple(_unexplained(graph, search.held, matrices, computed))
     return Identity(*counts, dict(forms), tuple(lost), unexplained, tuple(unused), copies)
 
@@ -114,7 +114,7 @@ def _shorter(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> se
 
     def fits(own: tuple[int, ...]) -> bool:
         pairs = product((own, own[::-1]), (sides, sides[::-1]))
-        return any(same == other and less < more <= less * 5 // 4 for (same, less), (other, more) in pairs)
+        return any(left == right and less < more <= less * 5 // 4 for (left, less), (right, more) in pairs)
 
     shapes = {name: _sides(shape) for name, shape in matrices.items()}
     return {name for name, own in shapes.items() if len(sides) == len(own) == 2 and fits(own)}

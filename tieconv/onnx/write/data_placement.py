@@ -197,11 +197,9 @@ def _graph_file(graph: _Written, name: str) -> WrittenFile:
             end += _size(content)
     if end <= LIMIT:
         return WrittenFile(name, tuple(pieces))
-    raise RefusedError(
-        f"{shown(graph.file.name)} would exceed the size limit of a graph ({LIMIT:,} bytes)",
-        "store its weights in a separate file first: onnx.save(..., save_as_external_data=True)",
-        "onnx.too-large",
-    )
+    problem = f"{shown(graph.file.name)} would exceed the size limit of a graph ({LIMIT:,} bytes)"
+    hint = "store its weights in a separate file first: onnx.save(..., save_as_external_data=True)"
+    raise RefusedError(problem, hint, "onnx.too-large")
 
 
 _HOLDERS = (onnx.GraphProto, onnx.NodeProto, onnx.AttributeProto, onnx.TensorProto)

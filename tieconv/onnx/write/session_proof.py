@@ -516,11 +516,8 @@ def check_still_equal(source: graph_model.GraphFile, matrices: Sequence[SharedMa
     for matrix in matrices:
         copies = {matrix.initializer, *matrix.dropped} & names
         if len(copies) > 1 and not any(copies <= group for group in groups):
-            raise StalePlanError(
-                f"{shown(source.name)}: another program changed {shown(sorted(copies)[0])} after it was compared",
-                "end that program, then run the command again",
-                "plan.stale",
-            )
+            problem = f"{shown(source.name)}: another program changed {shown(sorted(copies)[0])} after it was compared"
+            raise StalePlanError(problem, "end that program, then run the command again", "plan.stale")
 
 
 def _check_valid(written: Path, source: Path) -> None:

@@ -81,11 +81,9 @@ class _Job:
                     for offset, content in file.pieces:
                         at = difference(written.descriptor(file.name), offset, content, sources.descriptor, self.tick)
                         if at is not None:
-                            raise VerificationError(
-                                f"written {shown(file.name)} differs from its source at byte {at:,}",
-                                "nothing was changed; the disk, the memory or tieconv is at fault: report this",
-                                "verify.bytes",
-                            )
+                            problem = f"written {shown(file.name)} differs from its source at byte {at:,}"
+                            hint = "nothing was changed; the disk, the memory or tieconv is at fault: report this"
+                            raise VerificationError(problem, hint, "verify.bytes")
             proofs = prove(new)
             check_names(self.target, self.store, new, self.before)
             syncer.finish()
@@ -260,11 +258,8 @@ def check(target: GraphTarget, store: Store) -> None:
             f"--hardlink does not support ONNX graphs: {shown(target.listing.source)}", NEW_OUT, "onnx.option"
         )
     if not target.is_file and target.listing.special:
-        raise RefusedError(
-            f"tieconv cannot copy {shown(target.listing.special[0])}: it is not a regular file of this model",
-            "move it out of the model directory",
-            "out.special",
-        )
+        problem = f"tieconv cannot copy {shown(target.listing.special[0])}: it is not a regular file of this model"
+        raise RefusedError(problem, "move it out of the model directory", "out.special")
     final = target.final
     with writing(final.name, final.parent, 0):
         if target.is_file and final.suffix.lower() != SUFFIX:
@@ -301,11 +296,8 @@ def check_beside(target: GraphTarget, store: Store) -> None:
         path = target.final.parent / file.name
         # In place the name contains a hash of the source, so an existing file is from a killed run.
         if os.path.lexists(path) and not (target.target.in_place and path.is_file() and not path.is_symlink()):
-            raise DestinationError(
-                f"{shown(target.final.parent / file.name)} already exists, but the graph's data needs this name",
-                ANOTHER_OUT,
-                "out.exists",
-            )
+            problem = f"{shown(target.final.parent / file.name)} already exists, but the graph's data needs this name"
+            raise DestinationError(problem, ANOTHER_OUT, "out.exists")
 
 
 # Verify that the graphs and data files in a staging directory are as planned, byte by byte.
@@ -329,11 +321,8 @@ def check_names(target: GraphTarget, store: Store, new: Path, before: Mapping[st
     remaining = {name for name, state in before.items() if not tree.is_directory(state)}
     planned |= remaining - set(store.removed)
     if written != planned:
-        raise VerificationError(
-            f"written {shown(sorted(written ^ planned)[0])} was not planned, or is missing",
-            "nothing was changed; report this",
-            "verify.names",
-        )
+        problem = f"written {shown(sorted(written ^ planned)[0])} was not planned, or is missing"
+        raise VerificationError(problem, "nothing was changed; report this", "verify.names")
 
 
 # Replace graphs in place: check the conditions, and change names in a safe order.
@@ -367,8 +356,6 @@ def _readers(listing: Listing, written: set[str]) -> Iterator[tuple[str, set[str
             try:
                 yield name, data_files(listing.root, files, name)
             except TieconvError as error:
-                raise RefusedError(
-                    f"tieconv cannot read {shown(name)}, which may use the same data: {error.message}",
-                    Hint("move it out of the directory, or ", NEW_OUT),
-                    "in-place.other-graph",
-                ) from error
+                problem = f"tieconv cannot read {shown(name)}, which may use the same data: {error.message}"
+                hint = Hint("move it out of the directory, or ", NEW_OUT)
+                raise RefusedError(problem, hint, "in-place.other-graph") from error

@@ -40,11 +40,8 @@ def plan_bias_zero(inspection: Inspection) -> Plan:
     head = inspection.head
     like = head.output_head if head.output_head and head.output_head.shape else head.input_embedding
     if like and like.dtype and like.dtype not in FLOATS:
-        refuse(
-            f"{shown(like.name)} is quantised ({shown(like.dtype)}), so tieconv cannot tell the dtype of its bias",
-            "work on the unquantised checkpoint and quantise again",
-            "bias.dtype",
-        )
+        problem = f"{shown(like.name)} is quantised ({shown(like.dtype)}), so tieconv cannot tell the dtype of its bias"
+        refuse(problem, "work on the unquantised checkpoint and quantise again", "bias.dtype")
     edits = Edits(inspection.checkpoint)
     notes = biases.apply(edits, inspection, BiasChoice.ZERO, tied=inspection.config.effective)
     return _plan("bias zero", inspection, edits, notes)
@@ -71,11 +68,8 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
         refuse(f"the head bias of {label} does not have two names", again(inspection, "inspect"), "bias.no-pair")
     tie = next((tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS), None)
     if tie is None:
-        refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head bias",
-            Hint("add one: ", again(inspection, "bias zero")),
-            "bias.absent",
-        )
+        problem = f"{shown(inspection.checkpoint.source)} stores no head bias"
+        refuse(problem, Hint("add one: ", again(inspection, "bias zero")), "bias.absent")
     edits = Edits(inspection.checkpoint)
     differing = [member for member in tie.stored_members if member.state not in ALIKE]
     source = next(member.name for member in tie.members if member.state is State.CANONICAL)
@@ -145,19 +139,13 @@ def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) 
         names.add(bias.name)
     stored = [tensors[name] for name in sorted(name for name in names if name is not None)]
     if not stored:
-        refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head bias",
-            Hint("add one: ", again(inspection, "bias zero")),
-            "bias.absent",
-        )
+        problem = f"{shown(inspection.checkpoint.source)} stores no head bias"
+        refuse(problem, Hint("add one: ", again(inspection, "bias zero")), "bias.absent")
     own = head_rows(inspection)
     target = own if rows is None else rows
     if target is None:
-        refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head, so the length of the bias is unknown",
-            Hint("give ", option(rows=Hint("N"))),
-            "bias.size",
-        )
+        problem = f"{shown(inspection.checkpoint.source)} stores no head, so the length of the bias is unknown"
+        refuse(problem, Hint("give ", option(rows=Hint("N"))), "bias.size")
     edits = Edits(inspection.checkpoint)
     for record in stored:
         _resize(edits, record, target, is_zero, again(inspection, "bias resize", rows=record.shape[-1]))

@@ -214,11 +214,10 @@ def _assemble(
     removed = () if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used)
     parts = (*kept_or_dropped, *operations(checkpoint)), changed, rewritten, links, removed
     promises = kept_promises(inspection, inspection.ties, checkpoint.tensors.keys() - dropped.keys())
-    told, states, options = _summary(to, weights, changed), dict(checkpoint.states), {"to": str(to)}
-    dropped_proofs = proofs(checkpoint, dropped)
-    return write_plan.Plan(
-        "convert", checkpoint, states, *parts, promises, told, options=options, proofs=dropped_proofs
-    )
+    line = _summary(to, weights, changed)
+    states, options = dict(checkpoint.states), {"to": str(to)}
+    proved = proofs(checkpoint, dropped)
+    return write_plan.Plan("convert", checkpoint, states, *parts, promises, line, options=options, proofs=proved)
 
 
 def _stands(checkpoint: Checkpoint, output: write_plan.OutputWeights) -> bool:
@@ -268,23 +267,14 @@ def convertible(inspection: Inspection, to: str) -> Inspection:
     checkpoint = inspection.checkpoint
     source = shown(checkpoint.source)
     if checkpoint.headers_only:
-        refuse(
-            f"tieconv reads only the names and shapes of {source}",
-            "copy it to this machine, and save it without extensions of torch.distributed.checkpoint",
-            "dcp.headers-only",
-        )
+        hint = "copy it to this machine, and save it without extensions of torch.distributed.checkpoint"
+        refuse(f"tieconv reads only the names and shapes of {source}", hint, "dcp.headers-only")
     if checkpoint.companions.keys() >= _MEGATRON:
-        refuse(
-            f"{source} is a checkpoint of Megatron-LM, whose tensors have other names than those of transformers",
-            'export it with Megatron Bridge or NeMo: llm.export_ckpt(..., target="hf")',
-            "dcp.megatron",
-        )
+        problem = f"{source} is a checkpoint of Megatron-LM, whose tensors have other names than those of transformers"
+        refuse(problem, 'export it with Megatron Bridge or NeMo: llm.export_ckpt(..., target="hf")', "dcp.megatron")
     if to != "safetensors":
-        refuse(
-            f"{source} is a training checkpoint, which tieconv converts only to safetensors",
-            again(inspection, "convert", to="safetensors", out=OUT),
-            "dcp.target",
-        )
+        problem = f"{source} is a training checkpoint, which tieconv converts only to safetensors"
+        refuse(problem, again(inspection, "convert", to="safetensors", out=OUT), "dcp.target")
     if not checkpoint.tensors:
         refuse(f"{source} has no tensor of a model", again(inspection, "inspect"), "dcp.empty")
     return replace(inspection, checkpoint=replace(checkpoint, read_only=""))

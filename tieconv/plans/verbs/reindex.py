@@ -64,12 +64,12 @@ def plan_reindex(
     rewritten = {output.name for output in weights}
     operations: tuple[Operation, ...] = (*named_format.named(weights), *(KeepTensor(tensor) for tensor in homes))
     texts = (OutputText(name, text),) if changed else ()
-    kept = ((file, size) for file, size in sorted(files.items()) if file not in rewritten.union(left_out))
-    links = tuple(LinkFile(file, size) for file, size in kept)
-    told = _both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed)
+    unwritten = ((file, size) for file, size in sorted(files.items()) if file not in rewritten.union(left_out))
+    links = tuple(LinkFile(file, size) for file, size in unwritten)
+    line = _both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed)
     options = {"prune": str(prune).lower(), "add-format": str(add_format).lower()}
     notes = (*_index_notes(checkpoint, carried), *_entry_notes(strays, prune, old, homes))
-    parts = operations, weights, texts, links, left_out, Promises(None, ()), told, options, notes
+    parts = operations, weights, texts, links, left_out, Promises(None, ()), line, options, notes
     plan = Plan("reindex", checkpoint, dict(checkpoint.states), *parts, tuple(_proofs(checkpoint, homes)))
     if evidence is None or not old or [file.name + INDEX_SUFFIX for file in checkpoint.files] == [name]:
         return plan  # no loader reads shards without an index, or the names in the index of a single file
@@ -239,11 +239,8 @@ def plan_strip_prefix(inspection: Inspection) -> Plan:
     checkpoint = inspection.checkpoint
     changed = unwrapping(checkpoint.tensors)
     if not changed:
-        refuse(
-            f"{shown(checkpoint.source)}: the tensor names have no removable prefix of a training wrapper",
-            Hint("look at the names: ", again(inspection, "inspect")),
-            "reindex.no-prefix",
-        )
+        problem = f"{shown(checkpoint.source)}: the tensor names have no removable prefix of a training wrapper"
+        refuse(problem, Hint("look at the names: ", again(inspection, "inspect")), "reindex.no-prefix")
     edits = Edits(checkpoint)
     for name, bare in changed.items():
         edits.rename(name, bare)

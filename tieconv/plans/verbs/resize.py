@@ -44,11 +44,8 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
         packed = "the embedding or head is quantised, and resize changes only float tensors"
         absent = "there is no config.json to write the number of rows to"
         why = absent if inspection.checkpoint.config is None else packed if inspection.quantisation else unclear
-        refuse(
-            f"{shown(inspection.checkpoint.source)}: {why}",
-            Hint("look at the config: ", again(inspection, "inspect")),
-            "resize.unknown",
-        )
+        hint = Hint("look at the config: ", again(inspection, "inspect"))
+        refuse(f"{shown(inspection.checkpoint.source)}: {why}", hint, "resize.unknown")
     target = _target(inspection, to, sizes, tables)
     edits = Edits(inspection.checkpoint)
     notes: list[str] = []
@@ -72,11 +69,9 @@ def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict
     different = sorted(set(rows_by_name.values()))
     if len(different) > 1:
         listed = ", ".join(f"{shown(name)} {rows:,}" for name, rows in list(rows_by_name.items())[:4])
-        refuse(
-            f"{shown(inspection.checkpoint.source)}: the {to if to == 'config' else 'tables'} disagree: {listed}",
-            Hint("choose the number of rows: ", again(inspection, "resize", to=different[-1])),
-            "resize.disagree",
-        )
+        problem = f"{shown(inspection.checkpoint.source)}: the {to if to == 'config' else 'tables'} disagree: {listed}"
+        hint = Hint("choose the number of rows: ", again(inspection, "resize", to=different[-1]))
+        refuse(problem, hint, "resize.disagree")
     return different[0]
 
 
@@ -88,11 +83,8 @@ def _records(inspection: Inspection, rows: int) -> list[TensorRecord]:
         names |= {member.name for member in inspection.word_tie.stored_members}
         shared = next((member for member in inspection.word_tie.members if member.state is State.ALIASED), None)
         if shared and tensors[shared.name].shape[0] != rows:
-            refuse(
-                f"{shown(shared.name)} shares its storage with another name",
-                Hint("store these tensors once first: ", again(inspection, "dedup", out=OUT)),
-                "resize.shared",
-            )
+            hint = Hint("store these tensors once first: ", again(inspection, "dedup", out=OUT))
+            refuse(f"{shown(shared.name)} shares its storage with another name", hint, "resize.shared")
     names |= {
         bias for member in inspection.family.output_biases if (bias := locate(inspection.family, member, tensors))
     }
@@ -118,11 +110,8 @@ def _resize(
     shape = (*record.shape[:axis], rows, *record.shape[axis + 1 :])
     averaged = rows > before and fill is Fill.MEAN and len(record.shape) == 2 and axis == 0
     if averaged and (rows - before) * (record.nbytes // before) > _MOST_MEAN:
-        refuse(
-            f"{shown(record.name)} would get {count(rows - before, 'row')}, too many to fill with a mean",
-            Hint("fill them with zeros: ", again(inspection, "resize", to=rows)),
-            "resize.mean",
-        )
+        problem = f"{shown(record.name)} would get {count(rows - before, 'row')}, too many to fill with a mean"
+        refuse(problem, Hint("fill them with zeros: ", again(inspection, "resize", to=rows)), "resize.mean")
     edits.resize(record, shape, mean_row(record) if averaged else None, zero_end=False)
     if rows < before:
         return []
@@ -135,11 +124,9 @@ def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: 
     used = inspection.tokenizer_rows
     if used is None:
         unread = inspection.tokenizer_unread or "no tokenizer shows that the rows are unused"
-        refuse(
-            f"{shown(record.name)} would lose {count(before - rows, 'row')}, and {unread}",
-            Hint("keep the rows and change the config: ", again(inspection, "resize", to="rows")),
-            "resize.no-tokenizer",
-        )
+        problem = f"{shown(record.name)} would lose {count(before - rows, 'row')}, and {unread}"
+        hint = Hint("keep the rows and change the config: ", again(inspection, "resize", to="rows"))
+        refuse(problem, hint, "resize.no-tokenizer")
     if used > rows:
         refuse(
             f"{shown(record.name)} would lose {count(before - rows, 'row')}, and the tokenizer has tokens up to "

@@ -201,11 +201,8 @@ def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, differing
     if tie.role is not Role.WORD_EMBEDDING or len(shapes) > 1:
         _refuse_unequal(inspection, tie, reference, differing[0], exponent)
     if exponent:
-        refuse(
-            f"a forced re-tie of {shown(differing[0].name)} would also rescale the logits of this architecture",
-            "keep the stored head",
-            "flag.forward",
-        )
+        problem = f"a forced re-tie of {shown(differing[0].name)} would also rescale the logits of this architecture"
+        refuse(problem, "keep the stored head", "flag.forward")
 
 
 def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> NoReturn:
@@ -242,11 +239,8 @@ def folded(
     """
     if [member.name for member in differing] != [fold.head]:
         names = ", ".join(shown(member.name) for member in differing)
-        refuse(
-            f"{names} differ from {shown(reference.name)}, but only a head can contain a folded norm",
-            again(inspection, "inspect"),
-            "fold.group",
-        )
+        problem = f"{names} differ from {shown(reference.name)}, but only a head can contain a folded norm"
+        refuse(problem, again(inspection, "inspect"), "fold.group")
     tensors = inspection.checkpoint.tensors
     norms = " and ".join(map(shown, fold.values))
     for name, data in fold.values.items():
@@ -332,21 +326,15 @@ def _guard_pair(inspection: Inspection, tie: Tie, reference: Member, differing: 
 def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRecord, differing: Member) -> None:
     names = f"{shown(first.name)} and {shown(second.name)}"
     if first.dtype != second.dtype:
-        refuse(
-            f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: the dtype of their mean is not clear",
-            _choose(inspection),
-            "mean.dtype",
-        )
+        problem = f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: the dtype of their mean is not clear"
+        refuse(problem, _choose(inspection), "mean.dtype")
     if differing.state not in _ALIKE:
         clause = difference_clause(differing)
         why = f"{shown(differing.name)}{clause.removeprefix('it')}" if clause.startswith("it ") else clause
         refuse(f"{names} have no useful mean: {why}", _choose(inspection), "mean.state")
     if first.stride is not None or second.stride is not None:
-        refuse(
-            f"{names} are not both stored as contiguous rows",
-            Hint("write contiguous tensors first: ", again(inspection, "convert", out=OUT, to="safetensors")),
-            "mean.stride",
-        )
+        hint = Hint("write contiguous tensors first: ", again(inspection, "convert", out=OUT, to="safetensors"))
+        refuse(f"{names} are not both stored as contiguous rows", hint, "mean.stride")
 
 
 def _choose(inspection: Inspection) -> Hint:

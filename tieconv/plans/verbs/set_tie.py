@@ -68,11 +68,8 @@ def _guard(inspection: Inspection, flag: Flag, force: bool) -> None:
     if not force:
         guard_head(inspection, f"set-tie {flag}")
     if inspection.checkpoint.config is None:
-        refuse(
-            f"{shown(inspection.checkpoint.source)} has no config.json to write the flag to",
-            "give the model's directory",
-            "config.absent",
-        )
+        problem = f"{shown(inspection.checkpoint.source)} has no config.json to write the flag to"
+        refuse(problem, "give the model's directory", "config.absent")
 
 
 def _guard_meaning(inspection: Inspection, tied: bool) -> None:
@@ -232,18 +229,16 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
         hint = Hint(same, again(inspection, "analyze"))
     unlike = [m for m in decided(inspection, tie) if m.stored and m.state not in ALIKE]
     fate = "with the flag true, transformers 4 silently discards it and transformers 5 keeps it"
-    told = ((m.name, f"is not {shown(canonical)} ({difference_clause(m)}): {fate}") for m in unlike)
-    return [Loss(f"{shown(name)} {why}", hint, "set-tie.discards", (name,)) for name, why in told]
+    sentences = [f"{shown(m.name)} is not {shown(canonical)} ({difference_clause(m)}): {fate}" for m in unlike]
+    return [Loss(text, hint, "set-tie.discards", (m.name,)) for text, m in zip(sentences, unlike, strict=True)]
 
 
 def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
-    how = "at zero" if tie.role is Role.OUTPUT_BIAS else "random"
-    why, hint = (
-        f"is not stored: with the flag false, it would start {how}",
-        Hint("store it: ", again(inspection, "untie")),
-    )
+    value = "at zero" if tie.role is Role.OUTPUT_BIAS else "random"
+    problem = f"is not stored: with the flag false, it would start {value}"
+    hint = Hint("store it: ", again(inspection, "untie"))
     missing = [member.name for member in decided(inspection, tie) if _is_missing(inspection, tie, member)]
-    return [Loss(f"{shown(name)} {why}", hint, "set-tie.random", (name,)) for name in missing]
+    return [Loss(f"{shown(name)} {problem}", hint, "set-tie.random", (name,)) for name in missing]
 
 
 def _is_missing(inspection: Inspection, tie: Tie, member: Member) -> bool:

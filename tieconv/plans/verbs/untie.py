@@ -42,11 +42,8 @@ def plan_untie(inspection: Inspection, *, bias: BiasChoice = BiasChoice.KEEP, ke
         guard_flip(inspection, "untie")
     notes: list[str | Note] = []
     if flips and not exponent and (sentence := always_tied(inspection)):
-        refuse(
-            sentence,
-            Hint("write a copy and leave the flag: ", again(inspection, "untie", keep_flag=True)),
-            "tie.always",
-        )
+        hint = Hint("write a copy and leave the flag: ", again(inspection, "untie", keep_flag=True))
+        refuse(sentence, hint, "tie.always")
     for tie in inspection.ties:
         notes += _separate(edits, inspection, tie, exponent, keep_flag)
     if keep_flag and inspection.config.effective:
@@ -73,21 +70,15 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int, kee
         empty = member.relation.is_empty
         if member.state not in ALIKE and not empty:
             if member.state is State.TRANSPOSED or member.relation.shape_differs:
-                refuse(
-                    f"loaders cannot read the stored {shown(member.name)}: {difference_clause(member)}",
-                    "store it in the shape of the embedding first",
-                    "untie.shape",
-                )
+                problem = f"loaders cannot read the stored {shown(member.name)}: {difference_clause(member)}"
+                refuse(problem, "store it in the shape of the embedding first", "untie.shape")
             notes += apart_note(inspection, tie, member, keep_flag=keep_flag)
         origin = _origin(inspection, tie, member, source)
         if is_head and exponent:
             # Store E × 2**exponent as the head, which gives the tied logits without the scaling of the flag.
             if member.stored and member.state not in EQUAL:
-                refuse(
-                    f"{shown(member.name)} differs from the embedding, and the flag also scales the logits",
-                    "edit the flag by hand once you know which head is correct",
-                    "flag.forward",
-                )
+                problem = f"{shown(member.name)} differs from the embedding, and the flag also scales the logits"
+                refuse(problem, "edit the flag by hand once you know which head is correct", "flag.forward")
             edits.scale(member.name, origin, exponent)
         elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
             _guard_rows(inspection, member, origin)
@@ -180,11 +171,8 @@ def _guard(inspection: Inspection, verb: str, bias: BiasChoice, options: str) ->
     source = shown(inspection.checkpoint.source)
     guard_contents(inspection)
     if inspection.checkpoint.layout is Layout.SHARDED:
-        refuse(
-            f"{source} is split into several GGUF files",
-            "join them first: llama-gguf-split --merge FIRST OUT",
-            "gguf.split",
-        )
+        hint = "join them first: llama-gguf-split --merge FIRST OUT"
+        refuse(f"{source} is split into several GGUF files", hint, "gguf.split")
     if bias is not BiasChoice.KEEP:
         options = f"--bias {bias}"
     if options:

@@ -145,19 +145,14 @@ class Body(Stream):
         header = constants.HUGGINGFACE_HEADER_X_REPO_COMMIT
         commits = {answer.headers.get(header) for answer in (*response.history, response)}
         for named in commits - {None, "", self._file.commit}:
-            raise UnreadableError(
-                f"{self._label}: the server sent commit {shown(named, 48)} instead of {self._file.commit}",
-                _DISTRUST,
-                "hub.commit",
-            )
+            problem = f"{self._label}: the server sent commit {shown(named, 48)} instead of {self._file.commit}"
+            raise UnreadableError(problem, _DISTRUST, "hub.commit")
         if response.status_code == 206:
             self._check_range(response.headers.get("Content-Range", ""))
         elif response.status_code != 200 or self.position or self.end != self._file.size:
-            raise UnreadableError(
-                f"{self._label}: the server sent the whole file instead of the requested range",
-                "fetch the model and give the local directory: hf download ORG/NAME --local-dir DIR",
-                "hub.range-ignored",
-            )
+            problem = f"{self._label}: the server sent the whole file instead of the requested range"
+            hint = "fetch the model and give the local directory: hf download ORG/NAME --local-dir DIR"
+            raise UnreadableError(problem, hint, "hub.range-ignored")
         length = response.headers.get("Content-Length")
         if length is not None and length != str(self.end - self.position):
             raise self._lies(f"it sends {shown(length, 24)} bytes instead of {self.end - self.position:,}")
@@ -276,11 +271,8 @@ def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
     for sibling in siblings:
         name, size, lfs = sibling.rfilename, sibling.size, sibling.lfs
         if not isinstance(name, str) or not is_inside(name):
-            raise UnsafePathError(
-                f"{shown(source)} lists {shown(name)}, which is not a path inside a repository",
-                "do not trust this endpoint",
-                "hub.escape",
-            )
+            problem = f"{shown(source)} lists {shown(name)}, which is not a path inside a repository"
+            raise UnsafePathError(problem, "do not trust this endpoint", "hub.escape")
         if type(size) is not int or size < 0:
             raise _malformed(source, f"the response has no size for {shown(name)}")
         sha256 = lfs.sha256 if lfs is not None else None
@@ -290,11 +282,8 @@ def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
             raise _malformed(source, f"the response has no hash for {shown(name)}")
         files[name] = Stored(size, sha256, str(sibling.blob_id))
         if len(files) > MAX_FILES:
-            raise UnreadableError(
-                f"{shown(source)} holds more than {MAX_FILES:,} files",
-                "fetch one model with hf download and give its directory",
-                "hub.too-large",
-            )
+            hint = "fetch one model with hf download and give its directory"
+            raise UnreadableError(f"{shown(source)} holds more than {MAX_FILES:,} files", hint, "hub.too-large")
     return files
 
 

@@ -47,11 +47,9 @@ def locate_cached(source: str, repo_path: RepoPath) -> tuple[Listing, str]:
     directory = snapshot(repo_path.repo, commit) if commit else ""
     if commit is None or not os.path.isdir(directory):
         at = f" at {shown(repo_path.revision)}" if repo_path.revision else ""
-        raise UnreadableError(
-            f"hf://{repo_path.repo}{at} is not in the local cache, and HF_HUB_OFFLINE is set",
-            f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(repo_path.repo)}",
-            "hub.not-cached",
-        )
+        problem = f"hf://{repo_path.repo}{at} is not in the local cache, and HF_HUB_OFFLINE is set"
+        hint = f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(repo_path.repo)}"
+        raise UnreadableError(problem, hint, "hub.not-cached")
     path = os.path.join(directory, repo_path.path) if repo_path.path else directory
     if not os.path.exists(path):
         raise UnreadableError(
@@ -165,19 +163,14 @@ def _verify(repo: str, root: str, name: str, known: str) -> None:
         )
     expected = known or blob_name(os.path.join(root, name)) or ""
     if not _HASH.fullmatch(expected):
-        raise UnreadableError(
-            f"the Hub cache has no hash for {shown(name)} of hf://{repo}, so tieconv cannot check it",
-            "unset HF_HUB_OFFLINE, then try again",
-            "hub.no-hash",
-        )
+        problem = f"the Hub cache has no hash for {shown(name)} of hf://{repo}, so tieconv cannot check it"
+        raise UnreadableError(problem, "unset HF_HUB_OFFLINE, then try again", "hub.no-hash")
     with open_files(root) as reader:  # one for each thread: after an error other threads may still read
         if _proved.get(reader.state(name)) == expected or hash_file(reader, name, kind_of(expected)) == expected:
             return
-    raise UnreadableError(
-        f"{shown(name)} of hf://{repo} is damaged in the local cache: its bytes do not match the hash {expected}",
-        f"fetch it again: hf download {shell_word(repo)} {shell_word(name)} --force-download",
-        "hub.damaged-cache",
-    )
+    problem = f"{shown(name)} of hf://{repo} is damaged in the local cache: its bytes do not match the hash {expected}"
+    hint = f"fetch it again: hf download {shell_word(repo)} {shell_word(name)} --force-download"
+    raise UnreadableError(problem, hint, "hub.damaged-cache")
 
 
 def _admit(move: Callable[[Path, Path], None], source: Path, target: Path) -> None:
@@ -275,11 +268,8 @@ class HubFiles(RangedFiles):
         """Fetch bytes, and compare the hash of a whole file with the listing. Raises `UnreadableError`."""
         file, data = self.remote(name), super().fetch(name, start, end)
         if start == 0 and end == file.size and hash_bytes(data, kind_of(file.digest)) != file.digest:
-            raise UnreadableError(
-                f"{file.label}: the server sent bytes that do not match the hash of the listing",
-                "check HF_ENDPOINT and proxies",
-                "hub.hash",
-            )
+            problem = f"{file.label}: the server sent bytes that do not match the hash of the listing"
+            raise UnreadableError(problem, "check HF_ENDPOINT and proxies", "hub.hash")
         return data
 
     def remote(self, name: str) -> RemoteFile:

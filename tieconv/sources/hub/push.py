@@ -119,17 +119,11 @@ def private(names: Iterable[str], include: Sequence[str]) -> frozenset[str]:
     every = list(names)
     for wanted in include:
         if _FORBIDDEN.intersection(wanted.split("/")):
-            raise RefusedError(
-                f"{shown(wanted)} cannot be pushed: the Hub refuses files of a .git or .cache directory",
-                Hint("remove it from ", option("include")),
-                "push.include",
-            )
+            problem = f"{shown(wanted)} cannot be pushed: the Hub refuses files of a .git or .cache directory"
+            raise RefusedError(problem, Hint("remove it from ", option("include")), "push.include")
         if not any(_stands_for(wanted, name) for name in every):
-            raise RefusedError(
-                f"--include {shown(wanted)} matches no file",
-                "give a path relative to the model directory",
-                "push.include",
-            )
+            hint = "give a path relative to the model directory"
+            raise RefusedError(f"--include {shown(wanted)} matches no file", hint, "push.include")
     return frozenset(
         name
         for name in every
@@ -160,11 +154,8 @@ def refuse_special(root: str, names: Iterable[str]) -> None:
     """Raise `RefusedError` for the first name that is not a regular file of the directory ``root``."""
     for name in names:
         path = os.path.join(root, name)
-        raise RefusedError(
-            f"{shown(name)} {_description(path, root)}",
-            "replace it with the file itself, or move it out of the model directory",
-            "push.directory",
-        )
+        hint = "replace it with the file itself, or move it out of the model directory"
+        raise RefusedError(f"{shown(name)} {_description(path, root)}", hint, "push.directory")
 
 
 def _description(path: str, root: str) -> str:

@@ -305,11 +305,8 @@ def _send(send: Callable[..., Any], request: Any, *, stream: bool = False, **mor
 
 def overdue() -> AnswerError:
     """Return the error for a response that is too slow."""
-    return AnswerError(
-        f"the Hub did not send {size(STRETCH)}, or the rest, within {patience():.0f} seconds",
-        "try again, or allow more time: HF_HUB_DOWNLOAD_TIMEOUT=60",
-        "hub.deadline",
-    )
+    problem = f"the Hub did not send {size(STRETCH)}, or the rest, within {patience():.0f} seconds"
+    return AnswerError(problem, "try again, or allow more time: HF_HUB_DOWNLOAD_TIMEOUT=60", "hub.deadline")
 
 
 def _ask_plainly(request: Any) -> None:
@@ -339,11 +336,8 @@ def _receive(response: Any) -> None:
     if not _scopes:
         return
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise AnswerError(
-            "the server sent a compressed response, which tieconv did not request",
-            "check HF_ENDPOINT and proxies",
-            "hub.encoding",
-        )
+        problem = "the server sent a compressed response, which tieconv did not request"
+        raise AnswerError(problem, "check HF_ENDPOINT and proxies", "hub.encoding")
     if response.status_code >= 400:
         _heed(response)
         response.stream.close()

@@ -33,39 +33,25 @@ def require() -> None:
     except ImportError as error:
         if (error.name or "").startswith("tieconv"):
             raise
-        raise MissingProviderError(
-            "models on the Hub need the package huggingface_hub (2.4 or newer), which is not installed",
-            install_command("hub"),
-            "hub.provider",
-        ) from error
+        problem = "models on the Hub need the package huggingface_hub (2.4 or newer), which is not installed"
+        raise MissingProviderError(problem, install_command("hub"), "hub.provider") from error
     except ValueError as error:  # huggingface_hub 2.4 reads its variables when it is imported
-        raise SettingsError(
-            f"huggingface_hub does not accept a variable of the environment: {shown(str(error))}",
-            "give HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT whole numbers of seconds",
-            "hub.settings",
-        ) from error
+        problem = f"huggingface_hub does not accept a variable of the environment: {shown(str(error))}"
+        hint = "give HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT whole numbers of seconds"
+        raise SettingsError(problem, hint, "hub.settings") from error
 
 
 def guard_push(directory: str, repo_path: RepoPath, pull_request: bool) -> None:
     """Raise `RefusedError` for a push with contradictory arguments."""
     if repo_path.path:
-        raise RefusedError(
-            f"{repo_path} is a path inside a repository, but push compares the whole repository",
-            call("push", directory, f"hf://{repo_path.repo}"),
-            "push.path",
-        )
+        problem = f"{repo_path} is a path inside a repository, but push compares the whole repository"
+        raise RefusedError(problem, call("push", directory, f"hf://{repo_path.repo}"), "push.path")
     if is_hub(directory):
-        raise RefusedError(
-            f"{shown(directory)} is on the Hub, but push needs a local directory",
-            Hint("write the model to a directory first, with ", option("out")),
-            "push.source",
-        )
+        problem = f"{shown(directory)} is on the Hub, but push needs a local directory"
+        raise RefusedError(problem, Hint("write the model to a directory first, with ", option("out")), "push.source")
     if pull_request and repo_path.revision not in (None, "main"):
-        raise RefusedError(
-            f"{repo_path} has a branch, but a pull request always targets main",
-            Hint("remove the branch, or add ", option(pull_request=False), " to push to it"),
-            "push.branch",
-        )
+        hint = Hint("remove the branch, or add ", option(pull_request=False), " to push to it")
+        raise RefusedError(f"{repo_path} has a branch, but a pull request always targets main", hint, "push.branch")
 
 
 def fetch(listing: Listing, reader: object, names: Iterable[str]) -> str:
@@ -153,11 +139,9 @@ def expand(source: str, task: str | None = None, limit: int | None = None, *, da
 
     models = client.call(shown(source), ask)
     if not models:
-        raise UnreadableError(
-            f"{shown(source)} matches no model{f' with the task {shown(task)}' if task else ''}",
-            "check the owner and the pattern; for private models log in: hf auth login",
-            "hub.no-models",
-        )
+        problem = f"{shown(source)} matches no model{f' with the task {shown(task)}' if task else ''}"
+        hint = "check the owner and the pattern; for private models log in: hf auth login"
+        raise UnreadableError(problem, hint, "hub.no-models")
     return models
 
 

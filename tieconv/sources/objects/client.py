@@ -176,17 +176,11 @@ def _refusal(gate: HostGate, label: str) -> UnreadableError | None:
     """Return the error for what the gate refused, and forget it."""
     refused, gate.refused = gate.refused, ""
     if refused:
-        return UnreadableError(
-            f"{label} cannot be read: the server redirects to another host, which tieconv does not follow",
-            "check the endpoint variables and the region",
-            "objects.redirect",
-        )
+        problem = f"{label} cannot be read: the server redirects to another host, which tieconv does not follow"
+        return UnreadableError(problem, "check the endpoint variables and the region", "objects.redirect")
     if gate.too_long:
-        return UnreadableError(
-            f"{label} cannot be listed: the server sent more than {PAGE_BYTES >> 20} MiB for {ranged.PAGE:,} keys",
-            _ENDPOINT,
-            "objects.too-long",
-        )
+        problem = f"{label} cannot be listed: the server sent more than {PAGE_BYTES >> 20} MiB for {ranged.PAGE:,} keys"
+        return UnreadableError(problem, _ENDPOINT, "objects.too-long")
     return None
 
 
@@ -208,11 +202,8 @@ class ObjectStream(ranged.Stream):
         chunk = memoryview(call(self._file.label, lambda: next(chunks, b""), self._client._gate))
         self._client.count(bytes=len(chunk))
         if not 0 < len(chunk) <= self.end - self.position:
-            raise UnreadableError(
-                f"{self._file.label}: the server sent {'too few' if not chunk else 'too many'} bytes",
-                _ENDPOINT,
-                "objects.length",
-            )
+            problem = f"{self._file.label}: the server sent {'too few' if not chunk else 'too many'} bytes"
+            raise UnreadableError(problem, _ENDPOINT, "objects.length")
         return chunk
 
     def close(self) -> None:
@@ -284,11 +275,8 @@ def translate(error: BaseException, label: str) -> UnreadableError:
             "check the variables of its endpoint, account and credentials",
             "objects.settings",
         )
-    return UnreadableError(
-        f"{label}: the connection to the object store failed{tries}",
-        "check the network, the endpoint variables and proxies",
-        "objects.network",
-    )
+    problem = f"{label}: the connection to the object store failed{tries}"
+    return UnreadableError(problem, "check the network, the endpoint variables and proxies", "objects.network")
 
 
 # Read the files of a model in an object store by ranges.
@@ -423,18 +411,12 @@ def _stored(source: str, path: ObjectPath, pages: Iterable[Iterable[Any]]) -> di
             if entry["path"] == path.path and not entry["size"]:
                 continue
             if not is_inside(name):
-                raise UnsafePathError(
-                    f"{shown(source)} holds the key {shown(name)}, which is not a relative path",
-                    "copy the model to a prefix with ordinary names",
-                    "objects.key",
-                )
+                problem = f"{shown(source)} holds the key {shown(name)}, which is not a relative path"
+                raise UnsafePathError(problem, "copy the model to a prefix with ordinary names", "objects.key")
             files[name] = stored_object(entry)
             if len(files) > MAX_FILES:
-                raise UnreadableError(
-                    f"{shown(source)} holds more than {MAX_FILES:,} files",
-                    "give the prefix that holds the weights",
-                    "objects.too-large",
-                )
+                problem = f"{shown(source)} holds more than {MAX_FILES:,} files"
+                raise UnreadableError(problem, "give the prefix that holds the weights", "objects.too-large")
     directories = {name[:end] for name in files for end, character in enumerate(name) if character == "/"}
     return {name: file for name, file in files.items() if file.size or name not in directories}
 
@@ -466,11 +448,8 @@ def fetch(listing: Listing, files: ObjectFiles, names: Iterable[str]) -> str:
 
 
 def _no_space(source: str, why: str) -> UnreadableError:
-    return UnreadableError(
-        f"{shown(source)} cannot be copied to the temporary directory: {why}",
-        "use a directory with free space: TMPDIR=DIR",
-        "objects.copy",
-    )
+    problem = f"{shown(source)} cannot be copied to the temporary directory: {why}"
+    return UnreadableError(problem, "use a directory with free space: TMPDIR=DIR", "objects.copy")
 
 
 def _copy(files: ObjectFiles, root: str, name: str) -> None:

@@ -137,11 +137,8 @@ def _code(error: ClientError) -> str:
 def _failed(error: ClientError | BotoCoreError, label: str) -> TieconvError | CopyUnsupportedError:
     """Return the error for the user, without the server's text."""
     if isinstance(error, BotoCoreError):
-        return WriteFailedError(
-            f"{label}: the connection to the object store failed",
-            "check the credentials, the network and the endpoint variables",
-            "write.network",
-        )
+        hint = "check the credentials, the network and the endpoint variables"
+        return WriteFailedError(f"{label}: the connection to the object store failed", hint, "write.network")
     code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _REPLACED:
         return UnreadableError(
@@ -150,9 +147,6 @@ def _failed(error: ClientError | BotoCoreError, label: str) -> TieconvError | Co
     if code in _MISSING or status in (405, 501):
         return CopyUnsupportedError()
     if code in _FORBIDDEN or status in (401, 403):
-        return WriteFailedError(
-            f"{label}: these credentials may not do this",
-            "check that they may read the source, and put, tag and delete objects below the new prefix",
-            "write.forbidden",
-        )
+        hint = "check that they may read the source, and put, tag and delete objects below the new prefix"
+        return WriteFailedError(f"{label}: these credentials may not do this", hint, "write.forbidden")
     return WriteFailedError(f"{label}: the object store returned HTTP {int(status)}", "try again later", "write.http")

@@ -35,19 +35,14 @@ def store_settings(scheme: str) -> tuple[dict[str, Any], dict[str, Any]]:
             and not name.endswith(_FREE)
             and not (value.isascii() and value.isprintable())
         ):
-            raise UnreadableError(
-                f"{shown(name)} holds a line break or another character that a request cannot hold",
-                "set the variable again without it",
-                "objects.settings",
-            )
+            problem = f"{shown(name)} holds a line break or another character that a request cannot hold"
+            raise UnreadableError(problem, "set the variable again without it", "objects.settings")
     settings: dict[str, Any] = dict({"s3": _s3, "gs": _gcs, "az": _azure}[scheme]())
     endpoint = settings.pop("_endpoint", "")
     if endpoint and not (re.match("https?://", endpoint) and _location(endpoint)):
-        raise UnreadableError(
-            f"the endpoint of {scheme}:// in the environment is not an http:// or https:// address",
-            "write it with its scheme, such as https://storage.example.com",
-            "objects.settings",
-        )
+        problem = f"the endpoint of {scheme}:// in the environment is not an http:// or https:// address"
+        hint = "write it with its scheme, such as https://storage.example.com"
+        raise UnreadableError(problem, hint, "objects.settings")
     client: dict[str, Any] = {"allow_http": endpoint.startswith("http://"), "_endpoint": endpoint}
     if (bundle := os.environ.get("AWS_CA_BUNDLE")) and scheme == "s3":
         client["root_certificate"] = _read(bundle)
@@ -155,11 +150,8 @@ def _profile(profile: str | None) -> tuple[Any, str]:
     except ImportError:
         if not profile:
             return None, ""
-        raise UnreadableError(
-            "AWS_PROFILE is set, and tieconv reads profiles with the package boto3, which is not installed",
-            "pip install boto3",
-            "objects.boto3",
-        ) from None
+        problem = "AWS_PROFILE is set, and tieconv reads profiles with the package boto3, which is not installed"
+        raise UnreadableError(problem, "pip install boto3", "objects.boto3") from None
     try:
         core = botocore.session.get_session()
         endpoint = str(core.get_scoped_config().get("endpoint_url", ""))
@@ -167,11 +159,8 @@ def _profile(profile: str | None) -> tuple[Any, str]:
     except (botocore.exceptions.BotoCoreError, ValueError):
         if not profile:
             return None, ""
-        raise UnreadableError(
-            f"the AWS profile {shown(profile)} has no credentials that can be used",
-            "check AWS_PROFILE, or log in: aws sso login",
-            "objects.profile",
-        ) from None
+        problem = f"the AWS profile {shown(profile)} has no credentials that can be used"
+        raise UnreadableError(problem, "check AWS_PROFILE, or log in: aws sso login", "objects.profile") from None
     return provider, endpoint
 
 

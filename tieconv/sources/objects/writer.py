@@ -86,9 +86,6 @@ class ObjectWriter(ObjectClient):
 def failed(error: BaseException, label: str) -> WriteFailedError:
     """Return the error for a write that the server refused, without the server's text."""
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return WriteFailedError(
-            f"{label} may not be written with these credentials",
-            "check that they may put and delete objects below this prefix",
-            "write.forbidden",
-        )
+        hint = "check that they may put and delete objects below this prefix"
+        return WriteFailedError(f"{label} may not be written with these credentials", hint, "write.forbidden")
     return WriteFailedError(f"{label} could not be written to the object store", "try again later", "write.failed")
