@@ -385,11 +385,9 @@ def _require_another(untied: Subject, second: Subject) -> None:
     """Refuse a second model with a table of the first, because the ceilings compare two seeds."""
     for mine, theirs in ((untied.embed, second.embed), (untied.output, second.output)):
         if mine.width == theirs.width and mine.rows == theirs.rows and equal_tables(mine, theirs):
-            raise RefusedError(
-                f"{shown(_source(second))} and {shown(_source(untied))} have the same {shown(mine.record.name)}, but "
-                "the ceilings need a model of another seed",
-                Hint("name another untied model with ", option("second"), ", or omit ", option("second")),
-            )
+            problem = f"{shown(_source(second))} and {shown(_source(untied))} have the same {shown(mine.record.name)}"
+            hint = Hint("name another untied model with ", option("second"), ", or omit ", option("second"))
+            raise RefusedError(f"{problem}, but the ceilings need a model of another seed", hint)
 
 
 def _require_tied(subject: Subject) -> None:

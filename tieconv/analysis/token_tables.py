@@ -136,11 +136,9 @@ def _names(tables: Sequence[Table]) -> str:
 def _by_row(tables: Sequence[Table]) -> tuple[tuple[Array, ...], str]:
     sizes = {table.rows for table in tables}
     if len(sizes) > 1:
-        raise RefusedError(
-            f"{_names(tables)} have {', '.join(map(str, sorted(sizes)))} rows, and not all have a tokenizer to "
-            "match the rows",
-            "put the tokenizer.json of each model next to its weights",
-        )
+        problem = f"{_names(tables)} have {', '.join(map(str, sorted(sizes)))} rows"
+        hint = "put the tokenizer.json of each model next to its weights"
+        raise RefusedError(f"{problem}, and not all have a tokenizer to match the rows", hint)
     return tuple(np.arange(table.rows) for table in tables), "row number"
 
 

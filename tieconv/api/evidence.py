@@ -138,11 +138,9 @@ def _comparable(evidence: Inspection) -> Inspection:
     checkpoint = evidence.checkpoint
     refuse_far_graphs(checkpoint)
     if checkpoint.headers_only:
-        raise UnreadableError(
-            f"{checkpoint.source}: tieconv does not read the tensor bytes of this format, so it cannot compare them",
-            "convert it to safetensors first",
-            "diff.headers-only",
-        )
+        problem = f"{checkpoint.source}: tieconv does not read the tensor bytes of this format"
+        hint = "convert it to safetensors first"
+        raise UnreadableError(f"{problem}, so it cannot compare them", hint, "diff.headers-only")
     storages = sum(len(file.storages) for file in checkpoint.files)
     if len(checkpoint.tensors) + storages > MAX_COMPARED:
         contents = count(len(checkpoint.tensors), "tensor") + (f" and {count(storages, 'storage')}" if storages else "")

@@ -116,12 +116,8 @@ class NewPrefix:
         sizes = {name: entry.size for name, entry in stored.items()}
         for name in sorted({*sizes, *expected}):
             if sizes.get(name) != expected.get(name):
-                raise VerificationError(
-                    f"{self.writer.label(name)} has {count(sizes.get(name, 0), 'byte')}, but the plan has "
-                    f"{expected.get(name, 0):,}",
-                    _HINT,
-                    "verify.names",
-                )
+                problem = f"{self.writer.label(name)} has {count(sizes.get(name, 0), 'byte')}"
+                raise VerificationError(f"{problem}, but the plan has {expected.get(name, 0):,}", _HINT, "verify.names")
         return stored
 
     def inspect(

@@ -436,11 +436,9 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
             problem = f"{shown(name)} maps tensor {shown(tensor)} to a value that is not a file name"
             raise UnreadableError(problem, "fetch the index again, or rebuild it from the shards", "index.shard-name")
         if "/" in shard or "\\" in shard or "\0" in shard or shard in {".", ".."} or shard.startswith("~"):
-            raise UnsafePathError(
-                f"{shown(name)} maps tensor {shown(tensor)} to {shown(shard)}, which is not a file of its directory",
-                "do not trust this checkpoint: shards must lie in the directory of their index",
-                "index.escape",
-            )
+            problem = f"{shown(name)} maps tensor {shown(tensor)} to {shown(shard)}"
+            hint = "do not trust this checkpoint: shards must lie in the directory of their index"
+            raise UnsafePathError(f"{problem}, which is not a file of its directory", hint, "index.escape")
     return value, weight_map
 
 

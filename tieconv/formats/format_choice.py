@@ -110,18 +110,12 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
     states = [name for name in names if is_trainer_state(name)]
     if states:
         verb = "is" if len(states) == 1 else f"and {count(len(states) - 1, 'more file')} are"
-        return UnreadableError(
-            f"{shown(states[0])} {verb} a trainer's state, not a model",
-            "give the directory that holds the weights",
-            "format.trainer",
-        )
+        problem = f"{shown(states[0])} {verb} a trainer's state, not a model"
+        return UnreadableError(problem, "give the directory that holds the weights", "format.trainer")
     if listing.named and listing.named.endswith(_BESIDE_WEIGHTS):
         folder = path_word(os.path.dirname(listing.source) or ".")
-        return UnreadableError(
-            f"{shown(listing.source)} describes a model but holds no weights",
-            f"give the model's directory: {folder}",
-            "format.beside-weights",
-        )
+        problem = f"{shown(listing.source)} describes a model but holds no weights"
+        return UnreadableError(problem, f"give the model's directory: {folder}", "format.beside-weights")
     problem = "is not a weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:

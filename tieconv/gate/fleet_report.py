@@ -25,12 +25,9 @@ def fleet_report(run: FleetRun, policy: Policy, earlier: FleetRun | None = None)
     before: Counter[tuple[str, str]] = Counter()
     if earlier is not None:
         if run.models and earlier.models and run.options != earlier.options:
-            raise SettingsError(
-                f"{shown(run.directory)} and {shown(earlier.directory)} cannot be compared: "
-                "their --depth or --for differs",
-                "run both with the same options",
-                "fleet.options",
-            )
+            problem = f"{shown(run.directory)} and {shown(earlier.directory)} cannot be compared"
+            hint = "run both with the same options"
+            raise SettingsError(f"{problem}: their --depth or --for differs", hint, "fleet.options")
         old = _judged(earlier, policy)
         since = _since(checked, old, earlier.directory)
         before = _models_of_rules(old)

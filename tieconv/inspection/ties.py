@@ -253,12 +253,9 @@ def _prefix(checkpoint: Checkpoint, embed: str | None) -> str:
 
 
 def _unknown_names(checkpoint: Checkpoint, family: Family) -> RefusedError:
-    return RefusedError(
-        f"{shown(checkpoint.source)} has no tensor {shown(family.input_embedding or '')}, "
-        f"so its names are not those of {shown(family.architecture)}",
-        "export it with the tool that trained it, which knows its own names",
-        "dcp.names",
-    )
+    problem = f"{shown(checkpoint.source)} has no tensor {shown(family.input_embedding or '')}"
+    hint = "export it with the tool that trained it, which knows its own names"
+    return RefusedError(f"{problem}, so its names are not those of {shown(family.architecture)}", hint, "dcp.names")
 
 
 def _several(checkpoint: Checkpoint, family: Family, prefixes: tuple[str, ...]) -> RefusedError:

@@ -506,11 +506,9 @@ def _cause_in(ort: Any, error_text: str, load: Load) -> Cause | None:
     if number in (100, 101):
         return _no_device()
     if number == 209 or "no kernel image" in error_text:
-        return Cause(
-            "this onnxruntime has no kernels for the architecture of this GPU",
-            f"install an onnxruntime-gpu that is built for this GPU: {INSTALL}",
-            "session.architecture",
-        )
+        problem = "this onnxruntime has no kernels for the architecture of this GPU"
+        hint = f"install an onnxruntime-gpu that is built for this GPU: {INSTALL}"
+        return Cause(problem, hint, "session.architecture")
     return None
 
 
@@ -602,9 +600,6 @@ def _old_driver(ort: Any, load: Load) -> Cause:
 def _no_device() -> Cause:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
-        return Cause(
-            f"no GPU is visible: CUDA_VISIBLE_DEVICES is {shown(hidden) or 'empty'}",
-            "unset CUDA_VISIBLE_DEVICES",
-            "session.no-device",
-        )
+        problem = f"no GPU is visible: CUDA_VISIBLE_DEVICES is {shown(hidden) or 'empty'}"
+        return Cause(problem, "unset CUDA_VISIBLE_DEVICES", "session.no-device")
     return Cause("the NVIDIA driver finds no GPU", _DRIVER, "session.no-device")

@@ -37,12 +37,9 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
         changes = tuple(change for change in changes if change.present)
     unknown = next((change.path for change in changes if not change.present), None)
     if unknown is not None and foreign:
-        raise RefusedError(
-            f"{shown(document.name)} is not a config of transformers, and its loader may refuse the new key "
-            f"{shown(unknown)}",
-            "change the model with the program that wrote it",
-            "config.foreign",
-        )
+        problem = f"{shown(document.name)} is not a config of transformers"
+        hint = "change the model with the program that wrote it"
+        raise RefusedError(f"{problem}, and its loader may refuse the new key {shown(unknown)}", hint, "config.foreign")
     if changes and document.text.count(f'"{FLAG}"') > _flag_count(document.value):
         problem = f"{document.name} holds {FLAG} twice in one object, so readers disagree on its value"
         raise RefusedError(problem, "remove one of the two entries", "config.repeated-flag")

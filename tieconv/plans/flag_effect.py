@@ -39,29 +39,18 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     label = family.architecture
     hint = again(inspection, verb, keep_flag=True) if verb == "untie" else "do not change the head"
     if FlagMeaning.STORAGE in meanings:
-        refuse(
-            f"{label} scales its logits by the flag in one transformers major version only, so no one head fits both",
-            hint,
-            "flag.forward",
-        )
+        problem = f"{label} scales its logits by the flag in one transformers major version only"
+        refuse(f"{problem}, so no one head fits both", hint, "flag.forward")
     # Whether the config has the key that transformers 5 derives from the flag, with the opposite value.
     config = text_config(inspection)
     if DERIVED_KEY in config and config[DERIVED_KEY] is not (verb == "untie"):
-        refuse(
-            f"{DERIVED_KEY} (for transformers 5) contradicts the tie flag (for transformers 4), "
-            "so the two already compute different logits",
-            hint,
-            "flag.forward",
-        )
+        problem = f"{DERIVED_KEY} (for transformers 5) contradicts the tie flag (for transformers 4)"
+        refuse(f"{problem}, so the two already compute different logits", hint, "flag.forward")
     width = text_config(inspection).get("d_model")
     exponent = _half_log2(width) if isinstance(width, int) else None
     if exponent is None:
-        refuse(
-            f"the head of {label} cannot be scaled exactly: "
-            f"d_model**-0.5 is not a power of two for d_model {shown(width)}",
-            hint,
-            "flag.forward",
-        )
+        problem = f"the head of {label} cannot be scaled exactly"
+        refuse(f"{problem}: d_model**-0.5 is not a power of two for d_model {shown(width)}", hint, "flag.forward")
     return -exponent
 
 

@@ -177,9 +177,6 @@ def guard_many(checkpoint: Checkpoint, most: int = MANY) -> None:
     number, letters = len(checkpoint.tensors), sum(map(len, checkpoint.tensors))
     weight = number + letters // _LONG
     if weight > most and sum(record.nbytes for record in checkpoint.tensors.values()) < _SMALL * weight:
-        refuse(
-            f"{shown(checkpoint.source)} has {number:,} tiny tensors, whose names have {letters:,} characters: a write "
-            "would take over 300 MiB of memory",
-            Hint(call("inspect"), " and check read the model; join the tensors, or leave out what is not a weight"),
-            "plan.many-tensors",
-        )
+        problem = f"{shown(checkpoint.source)} has {number:,} tiny tensors, whose names have {letters:,} characters"
+        hint = Hint(call("inspect"), " and check read the model; join the tensors, or leave out what is not a weight")
+        refuse(f"{problem}: a write would take over 300 MiB of memory", hint, "plan.many-tensors")

@@ -62,12 +62,8 @@ def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
         assert head is not None  # one of the two matrices is quantised
         if verb == "untie" and inspection.config.effective is False:
             return head
-        refuse(
-            f"{shown(head.name)} is quantised and the embedding is not, so they are two matrices "
-            f"({unequal_clause(tables)})",
-            separate_hint(inspection),
-            "tie.quantised",
-        )
+        problem = f"{shown(head.name)} is quantised and the embedding is not, so they are two matrices"
+        refuse(f"{problem} ({unequal_clause(tables)})", separate_hint(inspection), "tie.quantised")
     return embedding
 
 
@@ -97,12 +93,8 @@ def refuse_unequal(inspection: Inspection, embedding: QuantisedMatrix, head: Qua
         names = [part.name for part in head.parts if part.role in relation.differing]
         lost = names or [part.name for part in embedding.parts if part.role in relation.differing]
         which = f"{listed(lost)} {'differs' if len(lost) == 1 else 'differ'}"
-    refuse(
-        f"the quantised {shown(head.name)} is not a copy of {shown(embedding.name)}: {which} "
-        f"({_UNEQUAL[relation.state]})",
-        separate_hint(inspection),
-        "retie.not-equal",
-    )
+    problem = f"the quantised {shown(head.name)} is not a copy of {shown(embedding.name)}"
+    refuse(f"{problem}: {which} ({_UNEQUAL[relation.state]})", separate_hint(inspection), "retie.not-equal")
 
 
 def unequal_clause(tables: QuantisedTables) -> str:

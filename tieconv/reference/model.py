@@ -452,11 +452,8 @@ def encoder_input(model: Any) -> EncoderInput | None:
     if isinstance(bins, int) and isinstance(positions, int):
         strides = (module.stride[0] for module in encoder.children() if hasattr(module, "stride"))
         return EncoderInput(name, (bins, positions * prod(strides)))
-    raise RefusedError(
-        f"{shown(type(model).__name__)} reads {shown(name)}, and its config does not fix their shape, as export needs",
-        Hint("export it ", BY_TRANSFORMERS),
-        "export.kind",
-    )
+    problem = f"{shown(type(model).__name__)} reads {shown(name)}, and its config does not fix their shape"
+    raise RefusedError(f"{problem}, as export needs", Hint("export it ", BY_TRANSFORMERS), "export.kind")
 
 
 # Tell the language model of a loaded class from its other parts, by transformers' own accessors.

@@ -281,12 +281,9 @@ def load_apart(
             untied.log_probabilities(untied.windows[0])
     except (UnreadableError, IndexError, RuntimeError, ValueError, TypeError) as error:
         why = error.__cause__ or error  # the forward pass blames the config, which may work for shorter texts
-        raise UnreadableError(
-            f"{shown(directory)}: the model cannot be run on {count(untied.windows.shape[1], 'token')} of text: "
-            f"{shown(' '.join(str(why).split()), 200)}",
-            Hint("run analyze without ", option("text")),
-            "analyze.run",
-        ) from error
+        problem = f"{shown(directory)}: the model cannot be run on {count(untied.windows.shape[1], 'token')} of text"
+        hint = Hint("run analyze without ", option("text"))
+        raise UnreadableError(f"{problem}: {shown(' '.join(str(why).split()), 200)}", hint, "analyze.run") from error
     return untied
 
 

@@ -179,12 +179,9 @@ def _file(tensor: External, root: str, files: Files) -> str:
     location = tensor.entries.get("location", "")
     parts = PurePosixPath(location)
     if not location or "\0" in location or "\\" in location or parts.is_absolute() or ".." in parts.parts:
-        raise UnsafePathError(
-            f"{shown(tensor.graph)}: tensor {shown(tensor.name)} is stored in {shown(location)!r}, outside the model's "
-            "directory",
-            "if you trust the file, move the data beside the graph and export the model again",
-            "onnx.outside",
-        )
+        problem = f"{shown(tensor.graph)}: tensor {shown(tensor.name)} is stored in {shown(location)!r}"
+        hint = "if you trust the file, move the data beside the graph and export the model again"
+        raise UnsafePathError(f"{problem}, outside the model's directory", hint, "onnx.outside")
     name = os.path.normpath(os.path.join(os.path.dirname(tensor.graph), location))
     local = os.path.isabs(root)  # a repository on the Hub has no links
     if local:

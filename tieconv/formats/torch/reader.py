@@ -127,11 +127,8 @@ def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Pe
         if storage is None:
             refuse(f"refers to storage {reference.key}, which it does not hold", "torch.absent-storage")
         if storage.range.size != reference.nbytes:
-            refuse(
-                f"declares {count(reference.nbytes, 'byte')} for storage {reference.key}, "
-                f"which has {storage.range.size:,}",
-                "torch.storage-size",
-            )
+            problem = f"declares {count(reference.nbytes, 'byte')} for storage {reference.key}"
+            refuse(f"{problem}, which has {storage.range.size:,}", "torch.storage-size")
         if isinstance(pid, tuple) and len(pid) == 6:
             unsupported["a storage with the field of its view"] = None
         return reference

@@ -156,11 +156,9 @@ def _moved(why: str) -> TieconvError:
 
 def _failed(model: Any, error: Exception) -> TieconvError:
     lines = str(error).strip().splitlines() or [""]
-    return RefusedError(
-        f"transformers' exporter cannot export {type(model).__name__}: {type(error).__name__}: {shown(lines[0], 400)}",
-        f"{tried()}; --traceback shows where it failed",
-        "export.failed",
-    )
+    problem = f"transformers' exporter cannot export {type(model).__name__}"
+    hint = f"{tried()}; --traceback shows where it failed"
+    return RefusedError(f"{problem}: {type(error).__name__}: {shown(lines[0], 400)}", hint, "export.failed")
 
 
 def tried() -> str:

@@ -313,12 +313,9 @@ def check_cache(name: str, directory: str, source: str) -> None:
     transformers = need("transformers", "onnx,torch", "exporting")
     where = _other_state(transformers, load_config(directory), getattr(transformers, name, None))
     if where:
-        raise RefusedError(
-            f"{shown(source)}: {shown(name)} keeps another state than keys and values {where}, "
-            "which export does not support",
-            Hint("export ", BY_TRANSFORMERS),
-            "export.cache",
-        )
+        problem = f"{shown(source)}: {shown(name)} keeps another state than keys and values {where}"
+        hint = Hint("export ", BY_TRANSFORMERS)
+        raise RefusedError(f"{problem}, which export does not support", hint, "export.cache")
 
 
 def _other_state(transformers: Any, config: Any, cls: Any) -> str:

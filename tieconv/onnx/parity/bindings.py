@@ -205,12 +205,8 @@ def refuse_halves(graph: Graph) -> None:
     for value in graph.inputs:
         if value.name in _HALVES and not (value.name == EMBEDS and graph.embedding is not None):
             kind, hint = _HALVES[value.name]
-            raise NotRunError(
-                f"{shown(graph.path)} is {kind}: another graph computes its {value.name}, but parity measures "
-                "one graph from token ids to logits",
-                hint,
-                "onnx.half",
-            )
+            problem = f"{shown(graph.path)} is {kind}: another graph computes its {value.name}"
+            raise NotRunError(f"{problem}, but parity measures one graph from token ids to logits", hint, "onnx.half")
 
 
 def _padding(grouped: Mapping[str, int]) -> Padding:
@@ -566,11 +562,9 @@ def with_fixed_features(pair: Pair, checkpoint: Checkpoint) -> Pair:
     cls = getattr(need("transformers", "onnx", "the torch reference"), name, None)
     reads = planned_encoder_input(cls, checkpoint.root)
     if reads is None or reads.name != value.name or len(reads.shape) != len(value.shape) - 1:
-        raise UnreadableError(
-            f"{shown(pair.encoder.path)} reads {shown(value.name)} {list(value.shape)}, but {shown(name)} does not",
-            "give the model that was exported",
-            "onnx.inputs",
-        )
+        problem = f"{shown(pair.encoder.path)} reads {shown(value.name)} {list(value.shape)}"
+        hint = "give the model that was exported"
+        raise UnreadableError(f"{problem}, but {shown(name)} does not", hint, "onnx.inputs")
     sides = (side if isinstance(side, int) else fixed for side, fixed in zip(value.shape[1:], reads.shape, strict=True))
     return replace(pair, features=replace(value, shape=(value.shape[0], *sides)))
 

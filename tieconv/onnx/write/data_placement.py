@@ -106,11 +106,9 @@ def _message(file: GraphFile) -> _Written:
     try:
         proto = ir.serde.serialize_model(file.model)
     except Exception as error:
-        raise RefusedError(
-            f"tieconv cannot write {shown(file.name)} again: onnx_ir fails to serialize it ({type(error).__name__})",
-            "export the model again",
-            "onnx.unwritable",
-        ) from error
+        problem = f"tieconv cannot write {shown(file.name)} again: onnx_ir fails to serialize it"
+        hint = "export the model again"
+        raise RefusedError(f"{problem} ({type(error).__name__})", hint, "onnx.unwritable") from error
     # onnx_ir adds a value_info for every initializer. Remove those that the source does not have.
     plain = {initializer.name for initializer in proto.graph.initializer} - file.described
     infos = [info for info in proto.graph.value_info if info.name not in plain]

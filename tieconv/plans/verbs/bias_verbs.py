@@ -166,22 +166,14 @@ def head_rows(inspection: Inspection) -> int | None:
 def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, hint: Hint) -> None:
     is_row = len(record.shape) == 2 and record.shape[0] == 1
     if (len(record.shape) != 1 and not is_row) or BITS.get(record.dtype, 1) % 8 or record.stride is not None:
-        refuse(
-            f"{shown(record.name)} has shape {list(record.shape)} and dtype {shown(record.dtype)}, "
-            "but a head bias has one number for each row",
-            "change the bias by hand",
-            "bias.shape",
-        )
+        problem = f"{shown(record.name)} has shape {list(record.shape)} and dtype {shown(record.dtype)}"
+        refuse(f"{problem}, but a head bias has one number for each row", "change the bias by hand", "bias.shape")
     before = record.shape[-1]
     if rows == before:
         return
     if rows < before and not is_zero(tail(record, rows)):
-        refuse(
-            f"{shown(record.name)} has nonzero values from row {rows:,} on: cutting it to {count(rows, 'row')} "
-            f"loses trained values",
-            hint,
-            "bias.nonzero",
-        )
+        problem = f"{shown(record.name)} has nonzero values from row {rows:,} on"
+        refuse(f"{problem}: cutting it to {count(rows, 'row')} loses trained values", hint, "bias.nonzero")
     edits.resize(record, (*record.shape[:-1], rows))
 
 

@@ -188,19 +188,13 @@ def _assemble(
     used = written | {output.name for output in weights} | {text.name for text in texts}
     taken = sorted(used & checkpoint.companions.keys())
     if taken:
-        refuse(
-            f"{shown(checkpoint.source)} already contains another file with the name {shown(taken[0])}, "
-            "which convert would write",
-            "move that file out of the directory",
-            "convert.taken",
-        )
+        problem = f"{shown(checkpoint.source)} already contains another file with the name {shown(taken[0])}"
+        refuse(f"{problem}, which convert would write", "move that file out of the directory", "convert.taken")
     named = checkpoint.config_values.get(WEIGHTS_KEY)
     if checkpoint.layout is not Layout.FILE and isinstance(named, str) and named in checkpoint.states.keys() - used:
-        refuse(
-            f"config.json: {WEIGHTS_KEY} is {shown(named)}, but convert writes the weights under the standard names",
-            f"remove {WEIGHTS_KEY} from config.json, then run convert again",
-            "convert.named",
-        )
+        problem = f"config.json: {WEIGHTS_KEY} is {shown(named)}"
+        hint = f"remove {WEIGHTS_KEY} from config.json, then run convert again"
+        refuse(f"{problem}, but convert writes the weights under the standard names", hint, "convert.named")
     before = [file.name for file in checkpoint.files] + ([checkpoint.index.name] if checkpoint.index else [])
     kept_or_dropped: tuple[write_plan.Operation, ...] = tuple(
         write_plan.DropTensor(name, dropped[name] and f"loaders take its values from {dropped[name]}")

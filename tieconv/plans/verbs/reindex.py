@@ -112,12 +112,9 @@ def _proofs(checkpoint: Checkpoint, homes: Mapping[str, TensorRecord]) -> Iterat
 def _check_same(first: TensorRecord, second: TensorRecord, equal: IsEqual) -> None:
     if (first.dtype, first.shape) == (second.dtype, second.shape) and equal(first, second):
         return
-    raise RefusedError(
-        f"{shown(first.range.file)} and {shown(second.range.file)} store {shown(first.name)} with different "
-        "bytes, so no index can be correct",
-        "move the wrong shard out of the directory",
-        "reindex.repeated",
-    )
+    problem = f"{shown(first.range.file)} and {shown(second.range.file)} store {shown(first.name)} with different bytes"
+    hint = "move the wrong shard out of the directory"
+    raise RefusedError(f"{problem}, so no index can be correct", hint, "reindex.repeated")
 
 
 @value_type.record

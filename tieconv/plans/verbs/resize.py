@@ -99,12 +99,9 @@ def _resize(
     if before == rows:
         return []
     if record.dtype not in FLOATS or BITS[record.dtype] % 8 or record.stride is not None or len(record.shape) > 2:
-        refuse(
-            f"{shown(record.name)} has dtype {shown(record.dtype)} and shape {list(record.shape)}: "
-            "tieconv cannot resize this layout",
-            "resize it with the program that wrote it",
-            "resize.layout",
-        )
+        problem = f"{shown(record.name)} has dtype {shown(record.dtype)} and shape {list(record.shape)}"
+        hint = "resize it with the program that wrote it"
+        refuse(f"{problem}: tieconv cannot resize this layout", hint, "resize.layout")
     if rows < before:
         _guard_cut(inspection, record, before, rows)
     shape = (*record.shape[:axis], rows, *record.shape[axis + 1 :])
@@ -128,9 +125,6 @@ def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: 
         hint = Hint("keep the rows and change the config: ", again(inspection, "resize", to="rows"))
         refuse(problem, hint, "resize.no-tokenizer")
     if used > rows:
-        refuse(
-            f"{shown(record.name)} would lose {count(before - rows, 'row')}, and the tokenizer has tokens up to "
-            f"row {used - 1:,}",
-            Hint("keep them: ", again(inspection, "resize", to=used)),
-            "resize.used-rows",
-        )
+        problem = f"{shown(record.name)} would lose {count(before - rows, 'row')}"
+        hint = Hint("keep them: ", again(inspection, "resize", to=used))
+        refuse(f"{problem}, and the tokenizer has tokens up to row {used - 1:,}", hint, "resize.used-rows")

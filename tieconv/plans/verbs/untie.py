@@ -139,11 +139,9 @@ def plan_gguf_retie(inspection: Inspection, *, bias: BiasChoice, forced: bool) -
     edits = Edits(inspection.checkpoint)
     if head.stored:
         if head.state is not State.IDENTICAL:
-            refuse(
-                f"{shown(head.name)} is not a byte-identical copy of {shown(embedding)}: {difference_clause(head)}",
-                "keep the file as it is, or tie the original model and convert it again",
-                "retie.not-equal",
-            )
+            problem = f"{shown(head.name)} is not a byte-identical copy of {shown(embedding)}"
+            hint = "keep the file as it is, or tie the original model and convert it again"
+            refuse(f"{problem}: {difference_clause(head)}", hint, "retie.not-equal")
         _guard_architecture(inspection, head.name)
         edits.drop_equal(head.name, embedding, f"equal to {embedding}, byte for byte")
     promises = Promises(True, (TiePromise(embedding, None, (embedding,), (head.name,)),))

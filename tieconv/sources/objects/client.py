@@ -153,12 +153,9 @@ def call(label: str, ask: Callable[[], T], gate: HostGate | None = None, timeout
     def late() -> UnreadableError:
         if gate is not None:
             gate.cut()
-        return UnreadableError(
-            f"{label} cannot be listed: the server did not send {ranged.PAGE:,} keys, or the rest, "
-            f"in {timeout or 0:.0f} s",
-            "give a longer prefix, or try again later",
-            "objects.endless",
-        )
+        problem = f"{label} cannot be listed: the server did not send {ranged.PAGE:,} keys"
+        hint = "give a longer prefix, or try again later"
+        return UnreadableError(f"{problem}, or the rest, in {timeout or 0:.0f} s", hint, "objects.endless")
 
     try:
         return ranged.interruptible(ask, timeout, late)
@@ -270,11 +267,9 @@ def translate(error: BaseException, label: str) -> UnreadableError:
             f"{label}: the object store returned HTTP {status[1]}{tries}", "try again later", "objects.http"
         )
     if isinstance(error, exceptions.UnknownConfigurationKeyError) or ("Http" not in text and "HTTP" not in text):
-        return UnreadableError(
-            f"{label} cannot be opened with the settings of this object store",
-            "check the variables of its endpoint, account and credentials",
-            "objects.settings",
-        )
+        problem = f"{label} cannot be opened with the settings of this object store"
+        hint = "check the variables of its endpoint, account and credentials"
+        return UnreadableError(problem, hint, "objects.settings")
     problem = f"{label}: the connection to the object store failed{tries}"
     return UnreadableError(problem, "check the network, the endpoint variables and proxies", "objects.network")
 
