@@ -290,12 +290,8 @@ def extended(
     errors of `align_models` and `opened`, and `RefusedError` for a ``second`` without ``against``.
     """
     if second is not None and against is None:
-        raise RefusedError(
-            "--second needs --against",
-            Hint(
-                "name the untied model: ", call("analyze", Hint("TIED"), against=Hint("UNTIED"), second=Hint("UNTIED2"))
-            ),
-        )
+        command = call("analyze", Hint("TIED"), against=Hint("UNTIED"), second=Hint("UNTIED2"))
+        raise RefusedError("--second needs --against", Hint("name the untied model: ", command))
     sections = list(analysis.sections)
     related = findings.related
     if related is not None and wanted(findings.subject, related.kind, similarity):
@@ -351,12 +347,8 @@ def align_models(
     if second is not None:
         _require_another(untied, second)
     references = [untied_tables(model) for model in (untied, second) if model is not None]
-    return align(
-        table_of(tied, tied.embed, "tied table"),
-        references[0],
-        references[1] if second is not None else None,
-        exact=exact,
-    )
+    tied_table, ceilings = table_of(tied, tied.embed, "tied table"), references[1] if second is not None else None
+    return align(tied_table, references[0], ceilings, exact=exact)
 
 
 def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:

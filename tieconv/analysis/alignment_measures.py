@@ -581,13 +581,10 @@ def plane(
     for label, values in (colours or {}).items():
         series[f"plane_colour {label}"] = values[joined.numbers[0][chosen]]
     series["plane_colour row norm"] = np.linalg.norm(rows, axis=1)
-    return Section(
-        title,
-        _sentence(table.name, energies),
-        (_spread(energies, joined.count, table.width),),
-        {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()},
-        {"table": table.name, "tokens": joined.count, "tokens_shown": len(chosen)},
-    )
+    rounded = {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()}
+    detail = {"table": table.name, "tokens": joined.count, "tokens_shown": len(chosen)}
+    measures = (_spread(energies, joined.count, table.width),)
+    return Section(title, _sentence(table.name, energies), measures, rounded, detail)
 
 
 def _chosen(count: int, first: Array | None) -> Array:

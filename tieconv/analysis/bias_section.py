@@ -53,18 +53,13 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
     products = [table.values(*span) @ measured.hidden for span in spans(table.rows, table.width)]
     values_by_name = by_name | {_IMPLICIT: np.concatenate(products)}
     lines = [line(name, values, measured.counts) for name, values in values_by_name.items()]
-    series = by_frequency(
-        {f"{_SERIES[name]}_at_log_p": values for name, values in values_by_name.items()}, measured.counts
-    )
-    return replace(
-        section,
-        sentence=" ".join(
-            [section.sentence, *(_followed(fitted) for fitted in lines if fitted.r2 and fitted.r2 >= FOLDS)]
-        ),
-        measures=(*section.measures, *measured.bias, *(m for fitted in lines for m in fitted.measures)),
-        series={**section.series, **series},
-        detail=_detail(explained) | {"on_log_p": {_SERIES[fitted.name]: fitted for fitted in lines}},
-    )
+    named = {f"{_SERIES[name]}_at_log_p": values for name, values in values_by_name.items()}
+    series = {**section.series, **by_frequency(named, measured.counts)}
+    followed = (_followed(fitted) for fitted in lines if fitted.r2 and fitted.r2 >= FOLDS)
+    measures = (*section.measures, *measured.bias, *(m for fitted in lines for m in fitted.measures))
+    detail = _detail(explained) | {"on_log_p": {_SERIES[fitted.name]: fitted for fitted in lines}}
+    sentence = " ".join([section.sentence, *followed])
+    return replace(section, sentence=sentence, measures=measures, series=series, detail=detail)
 
 
 def _followed(line: Line) -> str:
@@ -171,12 +166,8 @@ def _fold_measures(explained: Explained | None, table: Table) -> tuple[Measure, 
     name = "adjusted R², bias from U·c + k"
     if explained is None:
         return (Measure(name, None, n=table.rows, says="too few rows for each column, so any bias would fit"),)
-    bound = Measure(
-        "KL bound, U·c + k in its place",
-        explained.left * explained.left / 8,
-        unit="nats/token",
-        says="proved; the shift of the last norm then includes c",
-    )
+    most, says = explained.left * explained.left / 8, "proved; the shift of the last norm then includes c"
+    bound = Measure("KL bound, U·c + k in its place", most, unit="nats/token", says=says)
     return (Measure(name, explained.adjusted, floor=0.0, ceiling=1.0, n=table.rows), bound)
 
 

@@ -342,13 +342,9 @@ def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]
         for window in reference.windows:
             log_p = reference.log_probabilities(window)
             if bool(log_p.isnan().any()):
-                raise RefusedError(
-                    "the model returns logits that are NaN or infinite on this text, so tieconv cannot measure it",
-                    Hint(
-                        "see which rows of the tables are not finite: ", call("analyze"), ", without ", option("text")
-                    ),
-                    "analyze.not-finite",
-                )
+                problem = "the model returns logits that are NaN or infinite on this text"
+                hint = "see which rows of the tables are not finite: ", call("analyze"), ", without ", option("text")
+                raise RefusedError(f"{problem}, so tieconv cannot measure it", Hint(*hint), "analyze.not-finite")
             before = log_p
             hidden[-1] = hidden[-1][reference.places(window)].mean(0)
             mass.append(float(before[:, marked].exp().sum(-1).mean()))

@@ -310,13 +310,9 @@ def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> 
             says = f"95 % interval {low:.3f} to {high:.3f}, over tokens; the floor is of permuted tokens"
             measures.append(Measure(name, value, floor, 1.0, len(seen), "correlation", says))
     series = {f"norm of the {table}_at_log_p": norms for table, norms in tables.items()}
-    return Section(
-        FREQUENCY,
-        _frequency_sentence(tables, {measure.name: measure.value or 0.0 for measure in measures}, intervals),
-        tuple(measures),
-        by_frequency(series, counts),
-        {"tokens": len(seen), "occurrences": int(counts.sum()), "interval": intervals},
-    )
+    sentence = _frequency_sentence(tables, {measure.name: measure.value or 0.0 for measure in measures}, intervals)
+    detail = {"tokens": len(seen), "occurrences": int(counts.sum()), "interval": intervals}
+    return Section(FREQUENCY, sentence, tuple(measures), by_frequency(series, counts), detail)
 
 
 def _correlations(norms: Array, log_p: Array, order: Array) -> Iterator[tuple[str, float, float]]:

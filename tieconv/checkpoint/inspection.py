@@ -198,14 +198,9 @@ class Inspection(Printed):
         }
 
     def _facts(self) -> tuple[str, ...]:
-        checkpoint = self.checkpoint
-        counts = count(len(self.ties), "tie"), count(len(checkpoint.files), "file")
-        return (
-            quoted(checkpoint.source),
-            self.config.effect.partition(":")[0].lower() or self.config.verdict,
-            *counts,
-            *tally(finding.level for finding in self.findings),
-        )
+        counts = count(len(self.ties), "tie"), count(len(self.checkpoint.files), "file")
+        effect = self.config.effect.partition(":")[0].lower() or self.config.verdict
+        return quoted(self.checkpoint.source), effect, *counts, *tally(finding.level for finding in self.findings)
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for tie in self.ties:

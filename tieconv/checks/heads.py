@@ -582,12 +582,9 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     stored = ", ".join(f"{shown(name)} {rows:,} rows" for name, rows in tables.items())
     used, unread = inspection.tokenizer_rows, inspection.tokenizer_unread or "no tokenizer read"
     tokenizer = unread if used is None else f"tokenizer ids below {used:,}"
-    yield rows.finding(
-        f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}. transformers cannot load the model, "
-        "or it fills the matrices with random values.",
-        tables,
-        remedy=_rows_remedy(inspection, tables),
-    )
+    problem = f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}"
+    outcome = "transformers cannot load the model, or it fills the matrices with random values."
+    yield rows.finding(f"{problem}. {outcome}", tables, remedy=_rows_remedy(inspection, tables))
 
 
 def _wrong(inspection: Inspection, sizes: Mapping[str, int], tables: Mapping[str, int]) -> str:

@@ -464,12 +464,9 @@ def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
     if not silent and not tied:
         return
     names = names_of(inspection)
-    yield codes_not_loaded.finding(
-        f"{label} does not load {evidence.listed([names[1]])} of this quantised model. "
-        f"{evidence.capital(answer.detail)}.",
-        (names[1],),
-        level=evidence.certain(inspection, Level.ERROR if silent and tied else Level.WARNING),
-    )
+    level = evidence.certain(inspection, Level.ERROR if silent and tied else Level.WARNING)
+    problem = f"{label} does not load {evidence.listed([names[1]])} of this quantised model"
+    yield codes_not_loaded.finding(f"{problem}. {evidence.capital(answer.detail)}.", (names[1],), level=level)
 
 
 def _is_subject(inspection: Inspection, tables: QuantisedTables) -> bool:

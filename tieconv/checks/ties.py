@@ -124,12 +124,8 @@ def levels_disagree(inspection: Inspection) -> Iterator[Finding]:
         return
     head = head_tie[1]
     level, outcome, remedy = _judge_levels(inspection, head)
-    yield levels_disagree.finding(
-        f"{_values(inspection)}. The loader decides which one it reads. {outcome}.",
-        (head.name,),
-        level=level,
-        remedy=remedy,
-    )
+    problem = f"{_values(inspection)}. The loader decides which one it reads. {outcome}."
+    yield levels_disagree.finding(problem, (head.name,), level=level, remedy=remedy)
 
 
 def _values(inspection: Inspection) -> str:
@@ -358,12 +354,9 @@ def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], *, is_wa
         why = f"The metadata entry {KEY} says that the {the} of {wasted} {are} wanted."
     else:
         why = f"The model is tied, so the {the} {verb} {wasted}."
-    return redundant_copy.finding(
-        f"{evidence.are_copies(copies, canonical)}. {why}",
-        (canonical, *copies),
-        level=Level.NOTE if is_wanted else None,
-        remedy=None if is_wanted else remedies.merge(inspection, tie),
-    )
+    remedy = None if is_wanted else remedies.merge(inspection, tie)
+    problem = f"{evidence.are_copies(copies, canonical)}. {why}"
+    return redundant_copy.finding(problem, (canonical, *copies), level=Level.NOTE if is_wanted else None, remedy=remedy)
 
 
 @rule("TIE004", "could-be-tied", Level.NOTE)

@@ -68,12 +68,8 @@ _REMEMBERED = 64 * 1024
 
 MAX_SMALL_MEASURED = 10_000
 """Most tensors below `_REMEMBERED` bytes whose difference is measured. Each takes a third of a millisecond."""
-_UNMEASURED = (
-    Contrast.DISTINCT,
-    Values(
-        OtherBytes(f"its bytes differ; beyond {MAX_SMALL_MEASURED:,} small tensors that differ nothing is measured")
-    ),
-)
+_NOTHING = f"its bytes differ; beyond {MAX_SMALL_MEASURED:,} small tensors that differ nothing is measured"
+_UNMEASURED = Contrast.DISTINCT, Values(OtherBytes(_NOTHING))
 
 
 class Relations:
@@ -323,14 +319,9 @@ def _view(inspection: Inspection, key: ParameterNames, loaded: Loaded, *releases
     read = _bias(inspection, loaded, biases)
     if read is not None and not _starts_so(inspection, read):
         sources[HEAD_BIAS] = Source(tensors[read])
-    return View(
-        loaded.loader.partition(".")[0],
-        sources,
-        bool(releases) and bias_unset(inspection.family, *releases),
-        _trouble(inspection, loaded, key),
-        loaded.refused(Cause.NAMES) is not None,
-        loaded.in_order,
-    )
+    unset = bool(releases) and bias_unset(inspection.family, *releases)
+    trouble, refused = _trouble(inspection, loaded, key), loaded.refused(Cause.NAMES) is not None
+    return View(loaded.loader.partition(".")[0], sources, unset, trouble, refused, loaded.in_order)
 
 
 def _trouble(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> str:

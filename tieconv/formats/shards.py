@@ -394,15 +394,11 @@ def adapter_of(value: Mapping[str, object]) -> Adapter:
     """Return what the content of `adapter_config.json` says about the adapter."""
     mapping = value.get("auto_mapping")
     base_class = mapping.get("base_model_class") if isinstance(mapping, Mapping) else None
-    return Adapter(
-        kind=_text(value.get("peft_type")),
-        base=_text(value.get("base_model_name_or_path")),
-        base_class=_text(base_class),
-        targets=_texts(value.get("target_modules")),
-        saved=_texts(value.get("modules_to_save")),
-        tied=value.get("ensure_weight_tying") is True,
-        token_rows=_token_rows(value.get("trainable_token_indices") or value.get("token_indices")),
-    )
+    base = _text(value.get("base_model_name_or_path"))
+    targets, saved = _texts(value.get("target_modules")), _texts(value.get("modules_to_save"))
+    rows = _token_rows(value.get("trainable_token_indices") or value.get("token_indices"))
+    tied = value.get("ensure_weight_tying") is True
+    return Adapter(_text(value.get("peft_type")), base, _text(base_class), targets, saved, tied, rows)
 
 
 def _token_rows(value: object) -> tuple[tuple[str, tuple[int, ...]], ...]:

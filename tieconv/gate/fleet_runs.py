@@ -287,15 +287,12 @@ def _entry(result: CommandResult, asked: Mapping[str, object], **listed: object)
 
 def _parse(entry: Mapping[str, Any]) -> CommandResult:
     error, code = entry["error"], entry["exit_code"]
-    return CommandResult(
-        str(entry["source"]),
-        None if code is None else whole(code, 255),
-        real(entry["seconds"], LAST_SECOND),
-        "",  # a run counts exit codes alone
-        None if entry["output"] is None else str(entry["output"]),
-        None if error is None else Failure(str(error["message"]), str(error["hint"])),
-        str(entry.get("output_content", "")),
-    )
+    exit_code, seconds = None if code is None else whole(code, 255), real(entry["seconds"], LAST_SECOND)
+    output = None if entry["output"] is None else str(entry["output"])
+    failure = None if error is None else Failure(str(error["message"]), str(error["hint"]))
+    content = str(entry.get("output_content", ""))
+    # The document stays out: a run counts exit codes alone.
+    return CommandResult(str(entry["source"]), exit_code, seconds, "", output, failure, content)
 
 
 def _is_kept(result: CommandResult, directory: str) -> bool:

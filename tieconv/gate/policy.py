@@ -384,12 +384,8 @@ def make_policy(
     path = baseline
     if path is None and settings.baseline and not without_baseline:
         path = os.path.join(settings.folder, settings.baseline)
-    return Policy(
-        selection=Selection(chosen, ignored),
-        settings=settings,
-        fail_on=Level(fail_on) if fail_on else settings.fail_on or DEFAULT_LEVEL,
-        depth=Depth(depth) if depth else settings.depth or Depth.CANDIDATES,
-        consumers=consumers or settings.consumers,
-        baseline=load_baseline(path) if path else None,
-        searched=tuple(map(os.path.realpath, searched)),
-    )
+    least = Level(fail_on) if fail_on else settings.fail_on or DEFAULT_LEVEL
+    reads = Depth(depth) if depth else settings.depth or Depth.CANDIDATES
+    waived, directories = load_baseline(path) if path else None, tuple(map(os.path.realpath, searched))
+    loaders = consumers or settings.consumers
+    return Policy(Selection(chosen, ignored), settings, least, reads, loaders, waived, directories)

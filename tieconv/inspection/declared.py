@@ -170,14 +170,10 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
         if tied
         else f"Untied: llama.cpp uses {_HEAD} as the head."
     )
-    return replace(
-        headless,
-        tying=Tying.ALWAYS if tied else Tying.CAN,
-        input_embedding=_EMBEDDING,
-        output_head=_HEAD,
-        output_biases=(_BIAS,) if (_BIAS in names) else (),
-        groups=(TieGroup(Role.WORD_EMBEDDING, _EMBEDDING, (_HEAD,), gated=not tied),),
-    ), ConfigView(architecture, (), (), tied, why)
+    groups = (TieGroup(Role.WORD_EMBEDDING, _EMBEDDING, (_HEAD,), gated=not tied),)
+    biases, tying = (_BIAS,) if (_BIAS in names) else (), Tying.ALWAYS if tied else Tying.CAN
+    named = replace(headless, input_embedding=_EMBEDDING, output_head=_HEAD, output_biases=biases)
+    return replace(named, tying=tying, groups=groups), ConfigView(architecture, (), (), tied, why)
 
 
 _DIFFERENT = frozenset({State.TRANSPOSED, State.SCALED, State.NEAR, State.DISTINCT})

@@ -171,14 +171,9 @@ def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord)
     if scale is None:
         return None
     forward = scale.pair.left is canonical
-    return proved.Scaled(
-        factor=scale.factor if forward else 1 / scale.factor,
-        # Only then does the canonical tensor alone restore the other one.
-        exact=scale.exact and forward,
-        power_of_two=scale.power_of_two,
-        max_ulp=scale.max_ulp,
-        rounded=scale.pair.right.name,
-    )
+    factor = scale.factor if forward else 1 / scale.factor
+    exact = scale.exact and forward  # only then does the canonical tensor alone restore the other one
+    return proved.Scaled(factor, exact, scale.power_of_two, scale.max_ulp, scale.pair.right.name)
 
 
 def _figures(differences: Difference, *, same_dtype: bool) -> proved.RowFigures:

@@ -220,14 +220,9 @@ def with_bare_names(checkpoint: Checkpoint, embed: str | None = None) -> Checkpo
         replace(file, tensors=tuple(_renamed(record, bare) for record in file.tensors if record.name in bare))
         for file in checkpoint.files
     )
-    renamed = ChunkTable(
-        {name: table.chunks[stored] for name, stored in names.items()},
-        frozenset(name for name, stored in names.items() if stored in table.overlapping),
-        table.training,
-        {},
-        names,
-        outside,
-    )
+    chunks = {name: table.chunks[stored] for name, stored in names.items()}
+    overlapping = frozenset(name for name, stored in names.items() if stored in table.overlapping)
+    renamed = ChunkTable(chunks, overlapping, table.training, {}, names, outside)
     return replace(checkpoint, files=files, table=renamed)
 
 

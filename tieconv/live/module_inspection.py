@@ -118,13 +118,9 @@ def _with_adapter(model: Any, base: Inspection, chosen: tuple[Consumer, ...]) ->
         from tieconv.loaders import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
-    live = LiveModel(
-        class_name=type(model).__name__,
-        one_object=base.live.one_object if base.live else (),
-        one_storage=base.live.one_storage if base.live else (),
-        saves=True,
-        written=tuple(sorted(entry.name for entry in parts)),
-    )
+    shared = (base.live.one_object, base.live.one_storage) if base.live else ((), ())
+    written = tuple(sorted(entry.name for entry in parts))
+    live = LiveModel(type(model).__name__, *shared, saves=True, written=written)
     of_base = (finding for finding in base.findings if finding.rule.startswith("TIE"))
     return replace(evidence, live=live, findings=_in_memory((*run_checks(evidence), *of_base), evidence))
 

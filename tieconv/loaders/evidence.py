@@ -161,15 +161,10 @@ class PairModel:
         used = {parameter.stored for parameter in parameters.values()}
         stored = (*self._stored_tables(), *stored_bias(self.inspection))
         both = (pair.embedding, pair.head)
-        return Loaded(
-            self.loader,
-            names,
-            parameters,
-            discarded=tuple(name for name in stored if name not in used),
-            in_order=both if in_order and pair.same is False else (),
-            undecided=both if compare and len(self._stored_tables()) > 1 and pair.same is None else None,
-            remark=remark,
-        )
+        discarded = tuple(name for name in stored if name not in used)
+        undecided = both if compare and len(self._stored_tables()) > 1 and pair.same is None else None
+        loaded = Loaded(self.loader, names, parameters, discarded=discarded, undecided=undecided, remark=remark)
+        return replace(loaded, in_order=both) if in_order and pair.same is False else loaded
 
     def _stored_tables(self) -> tuple[str, ...]:
         held = ((self.pair.head, self.pair.has_head), (self.pair.embedding, self.pair.has_embedding))
@@ -393,12 +388,8 @@ def without_tensors(inspection: Inspection, unread: Collection[str]) -> Inspecti
     )
     checkpoint = replace(inspection.checkpoint, files=files)
     ties = (_tie(tie, unread, inspection.family, checkpoint.tensors) for tie in inspection.ties)
-    return replace(
-        inspection,
-        checkpoint=checkpoint,
-        head=_head(inspection.head, unread),
-        ties=tuple(tie for tie in ties if tie.stored_members),
-    )
+    stored_ties = tuple(tie for tie in ties if tie.stored_members)
+    return replace(inspection, checkpoint=checkpoint, head=_head(inspection.head, unread), ties=stored_ties)
 
 
 def _head(head: Head, unread: Collection[str]) -> Head:
@@ -413,12 +404,8 @@ def _head(head: Head, unread: Collection[str]) -> Head:
 def _tie(tie: Tie, unread: Collection[str], family: Family, stored: Collection[str]) -> Tie:
     members = tuple(_member(member, family, stored) if member.name in unread else member for member in tie.members)
     canonical = members[next(index for index, member in enumerate(tie.members) if member.name == tie.canonical)]
-    return replace(
-        tie,
-        members=_referred(members),
-        canonical=canonical.name,
-        canonical_stored=tie.canonical_stored and canonical.stored,
-    )
+    is_stored = tie.canonical_stored and canonical.stored
+    return replace(tie, members=_referred(members), canonical=canonical.name, canonical_stored=is_stored)
 
 
 def _member(member: Member, family: Family, stored: Collection[str]) -> Member:

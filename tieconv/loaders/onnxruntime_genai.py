@@ -117,12 +117,9 @@ def _shared(loaded: Loaded, pair: Pair) -> Loaded:
     if not stored or loaded.tied(pair.head, pair.embedding):
         return loaded
     head = replace(loaded.parameters[pair.head], factor=1.0)
-    return replace(
-        loaded,
-        parameters={**loaded.parameters, pair.embedding: head},
-        alternatives=tuple(_shared(alternative, pair) for alternative in loaded.alternatives),
-        remark="",
-    )
+    parameters = {**loaded.parameters, pair.embedding: head}
+    alternatives = tuple(_shared(alternative, pair) for alternative in loaded.alternatives)
+    return replace(loaded, parameters=parameters, alternatives=alternatives, remark="")
 
 
 _SOURCE = "onnxruntime-genai 0.18.0, models/builder.py and builders/base.py; microsoft/onnxruntime-genai#2306"

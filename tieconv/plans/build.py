@@ -298,10 +298,7 @@ def dropping(plan: write_plan.Plan) -> write_plan.Plan:
         return plan
     written = {output.name for output in plan.weights} | {text.name for text in plan.texts}
     drops = tuple(write_plan.DropFile(name, state.size) for name, state in others.items())
-    return replace(
-        plan,
-        fingerprint={**plan.fingerprint, **others},
-        operations=(*drops, *plan.operations),
-        removed=(*plan.removed, *(name for name in others if name not in written)),
-        summary=f"{plan.summary}; {count(len(others), 'file')} of another format dropped",
-    )
+    removed = (*plan.removed, *(name for name in others if name not in written))
+    line = f"{plan.summary}; {count(len(others), 'file')} of another format dropped"
+    changed = replace(plan, operations=(*drops, *plan.operations), removed=removed, summary=line)
+    return replace(changed, fingerprint={**plan.fingerprint, **others})

@@ -259,12 +259,8 @@ def _assemble(
 
 def with_text(files: Files, text: write_plan.OutputText, operations: tuple[write_plan.Operation, ...]) -> Files:
     """Return ``files`` with one more document that is written instead of linked."""
-    return replace(
-        files,
-        texts=(*files.texts, text),
-        links=tuple(link for link in files.links if link.name != text.name),
-        operations=(*operations, *files.operations),
-    )
+    links = tuple(link for link in files.links if link.name != text.name)
+    return replace(files, texts=(*files.texts, text), links=links, operations=(*operations, *files.operations))
 
 
 def index_text(

@@ -128,12 +128,8 @@ def _zero_points(
 
 # Recognise the formats of compressed-tensors 0.20. Source: its `compressors/` and `config/base.py`.
 
-PACKED, PLAIN, NVFP4, MXFP4 = (
-    "compressed-tensors pack-quantized",
-    "compressed-tensors",
-    "compressed-tensors nvfp4-pack",
-    "compressed-tensors mxfp4-pack",
-)
+PLAIN = "compressed-tensors"
+PACKED, NVFP4, MXFP4 = f"{PLAIN} pack-quantized", f"{PLAIN} nvfp4-pack", f"{PLAIN} mxfp4-pack"
 _COMPRESSED_TENSORS_ROLES = {
     "weight_packed": CODES,
     "weight": CODES,

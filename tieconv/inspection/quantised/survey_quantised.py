@@ -311,12 +311,8 @@ def _settled(tie: Tie, tables: QuantisedTables, head: str) -> Tie:
     members = tuple(_member(member, tie, tables, head) for member in tie.members)
     repeated = {member.name for member in members if isinstance(member.relation, Identical)}
     before = {member.name for member in tie.members if isinstance(member.relation, Identical)}
-    return replace(
-        tie,
-        members=members,
-        consistent=_consistent(tie, members),
-        bytes_wasted=tie.bytes_wasted if repeated == before else 0,
-    )
+    wasted = tie.bytes_wasted if repeated == before else 0
+    return replace(tie, members=members, consistent=_consistent(tie, members), bytes_wasted=wasted)
 
 
 def _member(member: Member, tie: Tie, tables: QuantisedTables, head: str) -> Member:

@@ -345,12 +345,8 @@ def fold_windows(model: ir.Model, cache: Any) -> dict[int, int]:
         if length not in constants:
             # Add a scalar INT64 initializer.
             name = f"sliding_window_{length}"
-            constant = ir.Value(
-                name=name,
-                shape=ir.Shape([]),
-                type=ir.TensorType(ir.DataType.INT64),
-                const_value=ir.tensor(length, ir.DataType.INT64, name=name),
-            )
+            scalar = ir.tensor(length, ir.DataType.INT64, name=name)
+            constant = ir.Value(name=name, shape=ir.Shape([]), type=ir.TensorType(scalar.dtype), const_value=scalar)
             graph.register_initializer(constant)
             constants[length] = constant
         value.replace_all_uses_with(constants[length], replace_graph_outputs=True)

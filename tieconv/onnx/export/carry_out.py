@@ -166,13 +166,11 @@ class Job:
         layout.check(kind)
         for name, parameter in reference.model.named_parameters():
             if parameter.is_floating_point() and not _is_finite(parameter.data):
-                raise RefusedError(
-                    f"{shown(self.plan.source)}: {shown(name)} holds values that overflow in {reference.dtype}",
-                    Hint("use a precision with a wider range: ", option(precision="fp32"), " or bf16")
-                    if reference.dtype == "float16"
-                    else Hint("inspect the tensor: ", call("inspect", depth="full")),
-                    "export.range",
-                )
+                hint = Hint("inspect the tensor: ", call("inspect", depth="full"))
+                if reference.dtype == "float16":
+                    hint = Hint("use a precision with a wider range: ", option(precision="fp32"), " or bf16")
+                problem = f"{shown(self.plan.source)}: {shown(name)} holds values that overflow in {reference.dtype}"
+                raise RefusedError(problem, hint, "export.range")
         join_ties(reference.model, self.evidence)
         loaded = None if options.parity else reference
         if kind is Kind.PAIR:

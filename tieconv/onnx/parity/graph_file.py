@@ -178,12 +178,9 @@ def read_graphs(path: str) -> Graph:
     if not any(value.name == EMBEDS for value in graph.inputs) or not os.path.lexists(before):
         return graph
     embedding = read_graph(before)
-    return replace(
-        graph,
-        inputs=(*embedding.inputs, *graph.inputs),
-        weights=tuple(_once([*graph.weights, *embedding.weights])),
-        embedding=embedding,
-    )
+    inputs = (*embedding.inputs, *graph.inputs)
+    weights = tuple(_once([*graph.weights, *embedding.weights]))
+    return replace(graph, inputs=inputs, weights=weights, embedding=embedding)
 
 
 def parts(graph: Graph) -> tuple[Graph, ...]:

@@ -31,14 +31,12 @@ def share_quantised(file: GraphFile, names: Names) -> list[SharedMatrix]:
 def _joined(matrix: SharedMatrix, every: Sequence[SharedMatrix]) -> SharedMatrix:
     """Return one answer for a head that several embeddings read."""
     same = [answer for answer in every if answer.initializer == matrix.initializer]
-    return replace(
-        matrix,
-        dropped=tuple(dict.fromkeys(name for answer in same for name in answer.dropped)),
-        nodes=tuple(node for answer in same for node in answer.nodes),
-        stored_before=matrix.stored_after + sum(answer.stored_before - answer.stored_after for answer in same),
-        held_before=matrix.held_after + max(answer.held_before - answer.held_after for answer in same),
-        left=next((answer.left for answer in same if answer.left), ""),
-    )
+    dropped = tuple(dict.fromkeys(name for answer in same for name in answer.dropped))
+    nodes = tuple(node for answer in same for node in answer.nodes)
+    stored = matrix.stored_after + sum(answer.stored_before - answer.stored_after for answer in same)
+    held = matrix.held_after + max(answer.held_before - answer.held_after for answer in same)
+    left = next((answer.left for answer in same if answer.left), "")
+    return replace(matrix, dropped=dropped, nodes=nodes, stored_before=stored, held_before=held, left=left)
 
 
 def quantised_pairs(model: ir.Model) -> Iterator[tuple[Table, Table]]:

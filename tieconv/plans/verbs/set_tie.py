@@ -215,14 +215,9 @@ def _never(inspection: Inspection) -> list[Loss]:
 def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
     canonical = tie.canonical
     if not tie.canonical_stored:
-        return [
-            Loss(
-                f"{shown(canonical)} is not stored, and transformers 4 reads the tied values only from that name",
-                Hint("restore this name: ", again(inspection, "retie")),
-                "set-tie.inverted",
-                tuple(member.name for member in tie.members),
-            )
-        ]
+        problem = f"{shown(canonical)} is not stored, and transformers 4 reads the tied values only from that name"
+        back = Hint("restore this name: ", again(inspection, "retie"))
+        return [Loss(problem, back, "set-tie.inverted", tuple(member.name for member in tie.members))]
     hint = Hint("set the flag to match the stored tensors: ", again(inspection, "set-tie false"))
     if not inspection.config.effective:
         same = "the flag already matches the stored tensors; compare the two tables: "

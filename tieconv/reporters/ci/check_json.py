@@ -57,13 +57,9 @@ def _model_of(document: dict[str, Any]) -> checked.CheckedModel:
 
 def _finding_of(document: dict[str, Any]) -> checked.CheckedFinding:
     remedy, waived = document["remedy"], document["waiver"]
-    finding = Finding(
-        _text(document["rule"]),
-        Level(document["level"]),
-        _text(document["message"]),
-        _texts(document["tensors"]),
-        Remedy(_text(remedy["command"]), remedy["safe"] is True) if remedy else None,
-    )
+    rule, level, message = _text(document["rule"]), Level(document["level"]), _text(document["message"])
+    action = Remedy(_text(remedy["command"]), remedy["safe"] is True) if remedy else None
+    finding = Finding(rule, level, message, _texts(document["tensors"]), action)
     waiver = checked.Waiver(_text(waived["by"]), _text(waived["reason"])) if waived else None
     return checked.CheckedFinding(finding, _text(document["file"]), waiver)
 

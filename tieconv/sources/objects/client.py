@@ -302,12 +302,8 @@ class ObjectFiles(ranged.RangedFiles):
         """Return a state as for a local file. Two states are equal only for one key with one ETag."""
         stored = self.listed.file(name)
         identity = f"{self.listed.path}/{name} {stored.etag}"
-        return FileState(
-            -3,
-            int(sha256(identity.encode("utf-8", "surrogatepass")).hexdigest(), 16),
-            stored.size,
-            int(stored.modified * 1e9),
-        )
+        number = int(sha256(identity.encode("utf-8", "surrogatepass")).hexdigest(), 16)
+        return FileState(-3, number, stored.size, int(stored.modified * 1e9))
 
     def size(self, name: str) -> int:
         return self.listed.file(name).size
