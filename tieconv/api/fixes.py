@@ -71,13 +71,12 @@ def fix(
     if len(outs) > 1:
         os.makedirs(out or "", exist_ok=True)
     look = partial(examine, inspecting(policy, embed, head))
+
+    def judged(path: str, location: str) -> CheckedModel:
+        return policy.judge(look(path), location)
+
     fixers = {
-        location: Fixer(
-            lambda path, location=location: policy.judge(look(path), location),  # type: ignore[misc]
-            report.counts,
-            plan_action,
-            outs.get(location),
-        )
+        location: Fixer(partial(judged, location=location), report.counts, plan_action, outs.get(location))
         for location in models
     }
     fixed = tuple(fixers[location].run(model) for location, model in models.items())

@@ -87,21 +87,13 @@ def _without_head(architecture: str, sibling: Family) -> Family:
         ]
         if len(shared_names) > 1:
             groups.append(TieGroup(group.role, shared_names[0], tuple(shared_names[1:]), group.gated))
-    return replace(
-        sibling,
-        architecture=architecture,
-        tying=Tying.HEADLESS,
-        input_embedding=rename(sibling.input_embedding) if sibling.input_embedding else None,
-        output_head=None,
-        output_biases=(),
-        bias_is_row=False,
-        groups=tuple(groups),
-        renames=tuple((rename(stored), rename(memory)) for stored, memory in sibling.renames),
-        truth="F" * len(sibling.truth),
-        misfit=sibling.tying is Tying.NEVER,
-        meaning_v4=FlagMeaning.STORAGE,
-        meaning_v5=FlagMeaning.STORAGE,
-    )
+    embedding = rename(sibling.input_embedding) if sibling.input_embedding else None
+    renames = tuple((rename(stored), rename(memory)) for stored, memory in sibling.renames)
+    misfit, truth = sibling.tying is Tying.NEVER, "F" * len(sibling.truth)
+    headless = replace(sibling, tying=Tying.HEADLESS, output_head=None, output_biases=(), bias_is_row=False)
+    headless = replace(headless, meaning_v4=FlagMeaning.STORAGE, meaning_v5=FlagMeaning.STORAGE, misfit=misfit)
+    named = replace(headless, architecture=architecture, input_embedding=embedding, renames=renames)
+    return replace(named, groups=tuple(groups), truth=truth)
 
 
 def _guessed(

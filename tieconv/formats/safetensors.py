@@ -294,30 +294,19 @@ def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
     for tensor in file.tensors:
         if tensor.dtype not in BITS:
             unknown.setdefault(tensor.dtype, []).append(tensor.name)
-    return tuple(
-        Caution(
-            REFUSED_BY_READER,
-            f"safetensors refuses {shown(file.name)}: "
-            f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}"
-            + (f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""),
-            (names[0],),
-        )
-        for dtype, names in list(unknown.items())[:_LISTED]
-    )
+    cautions = []
+    for dtype, names in list(unknown.items())[:_LISTED]:
+        more = f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""
+        problem = f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}{more}"
+        cautions.append(Caution(REFUSED_BY_READER, f"safetensors refuses {shown(file.name)}: {problem}", (names[0],)))
+    return tuple(cautions)
 
 
 _LISTED = 4
 """The most dtypes that are listed."""
 
 
-SAFETENSORS = Model.of(
-    Naming(
-        format="safetensors",
-        noun="safetensors file",
-        single="model.safetensors",
-        suffixes=(SUFFIX,),
-        shard=r"-\d{5}-of-\d{5}\.safetensors$",
-        others=r"^shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$",  # chunks of one rank, read as DCP
-    ),
-    _read_one,
-)
+_SHARD = r"-\d{5}-of-\d{5}\.safetensors$"
+_OTHERS = rf"^shard-\d{{5}}-model{_SHARD}"  # chunks of one rank, read as DCP
+_NAMING = Naming("safetensors", "safetensors file", "model.safetensors", (SUFFIX,), _SHARD, _OTHERS)
+SAFETENSORS = Model.of(_NAMING, _read_one)

@@ -40,19 +40,11 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
     left = [record for name, record in tensors.items() if name not in compared]
     stored = sum({tensor.range: tensor.range.size for tensor in tensors.values()}.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
-    inspection = Inspection(
-        checkpoint=checkpoint,
-        family=family,
-        depth=depth,
-        config=config or ConfigView("", (), (), False, "", known=False),
-        head=_view(checkpoint.graphs, tensors, reader, depth),
-        ties=ties,
-        duplicates=duplicates,
-        bytes_stored=stored,
-        bytes_unique=max(stored - wasted, 0),
-        bytes_read=getattr(reader, "bytes_read", 0),
-        not_compared=None if depth is Depth.FULL else NotCompared.among(left),
-    )
+    seen = config or ConfigView("", (), (), False, "", known=False)
+    head = _view(checkpoint.graphs, tensors, reader, depth)
+    sizes = stored, max(stored - wasted, 0), getattr(reader, "bytes_read", 0)
+    unseen = None if depth is Depth.FULL else NotCompared.among(left)
+    inspection = Inspection(checkpoint, family, depth, seen, head, ties, duplicates, *sizes, not_compared=unseen)
     inspection = _with_quantised(inspection, reader)
     return replace(inspection, config=_answered(config, inspection))
 
@@ -128,16 +120,9 @@ def _made(
     states = {member.state for member in members} - {State.CANONICAL}
     declared = config.effective if config else not states - EQUAL
     unread = State.UNREAD in states
-    return Tie(
-        role=Role.WORD_EMBEDDING,
-        canonical=embedding,
-        canonical_stored=True,
-        declared=declared,
-        consistent=None if unread else not declared or not states - EQUAL,
-        gated=True,
-        bytes_wasted=_wasted(members, tensors) + extra,
-        members=tuple(members),
-    )
+    consistent = None if unread else not declared or not states - EQUAL
+    wasted = _wasted(members, tensors) + extra
+    return Tie(Role.WORD_EMBEDDING, embedding, True, declared, consistent, True, wasted, tuple(members))
 
 
 def _wasted(members: list[Member], tensors: Tensors) -> int:

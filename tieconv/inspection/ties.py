@@ -50,16 +50,10 @@ def _survey_one(
         _member(family, name, actual, reference, tensors, reader, depth) for name, actual in located.items()
     )
     declared = tied if group.gated else True
-    return Tie(
-        role=group.role,
-        canonical=located[group.canonical] or spelled(family, group.canonical, tensors),
-        canonical_stored=located[group.canonical] is not None,
-        declared=declared,
-        consistent=consistent(members, declared),
-        gated=group.gated,
-        bytes_wasted=sum(tensors[member.name].nbytes for member in members if member.relation.repeats_bytes),
-        members=members,
-    )
+    known = located[group.canonical]
+    canonical, agrees = known or spelled(family, group.canonical, tensors), consistent(members, declared)
+    wasted = sum(tensors[member.name].nbytes for member in members if member.relation.repeats_bytes)
+    return Tie(group.role, canonical, known is not None, declared, agrees, group.gated, wasted, members)
 
 
 def _member(

@@ -150,16 +150,11 @@ def captured(model: Any, tensors: tuple[live_tensors.LiveTensor, ...]) -> tuple[
     if saves and not saved_names.refusal:
         names = frozenset(saved_names.names)
         written = file_names(model, [entry for entry in tensors if entry.name in names])
-    live = LiveModel(
-        class_name=type(model).__name__,
-        one_object=live_tensors.shared_objects(tensors),
-        one_storage=live_tensors.shared_elements(tensors),
-        unread=tuple((entry.name, entry.unread) for entry in tensors if entry.unread),
-        saves=saves,
-        written=tuple(sorted(entry.name for entry in written or ())),
-        left_out=saved_names.left_out,
-        refusal=saved_names.refusal,
-    )
+    shared = live_tensors.shared_objects(tensors), live_tensors.shared_elements(tensors)
+    unread = tuple((entry.name, entry.unread) for entry in tensors if entry.unread)
+    names_written = tuple(sorted(entry.name for entry in written or ()))
+    live = LiveModel(type(model).__name__, *shared, unread, saves, names_written)
+    live = replace(live, left_out=saved_names.left_out, refusal=saved_names.refusal)
     if written is None:
         return memory, None, live
     states = {_FILE: FileState(0, 0, file.size, 0)}

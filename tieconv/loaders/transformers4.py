@@ -42,15 +42,11 @@ def load(inspection: Inspection, version: str) -> Loaded:
     if head in parameters:
         factor = evidence.head_factor(read, family.meaning_v4, bool(family.default_v4))
         parameters[head] = replace(parameters[head], factor=factor)
-    return Loaded(
-        f"transformers {version}",
-        evidence.file_names(read),
-        parameters,
-        unread=unknown_names,
-        discarded=evidence.discarded(read, parameters, unknown_names),
-        refusals=tuple(_refusals(inspection, read, version)),
-        in_order=_in_order(read, version),
-        undecided=next(filter(None, open_pairs), None),
+    discarded = evidence.discarded(read, parameters, unknown_names)
+    refusals, undecided = tuple(_refusals(inspection, read, version)), next(filter(None, open_pairs), None)
+    loaded = Loaded(f"transformers {version}", evidence.file_names(read), parameters, unread=unknown_names)
+    return replace(
+        loaded, discarded=discarded, refusals=refusals, in_order=_in_order(read, version), undecided=undecided
     )
 
 

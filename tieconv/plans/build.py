@@ -248,15 +248,12 @@ def guard_named(checkpoint: Checkpoint, hint: str) -> None:
 
 def with_format(checkpoint: Checkpoint) -> tuple[write_plan.OutputWeights, ...]:
     """Return the files without a "format" entry that loaders accept, with that entry. Nothing else changes."""
-    return tuple(
-        write_plan.OutputWeights(
-            file.name,
-            tuple(stored(tensor, tensor.name) for tensor in file.tensors),
-            {**(file.metadata or {}), FORMAT: TORCH},
-        )
-        for file in checkpoint.files
-        if file.metadata is None or file.refused_format is not None
-    )
+    outputs = []
+    for file in checkpoint.files:
+        if file.metadata is None or file.refused_format is not None:
+            tensors = tuple(stored(tensor, tensor.name) for tensor in file.tensors)
+            outputs.append(write_plan.OutputWeights(file.name, tensors, {**(file.metadata or {}), FORMAT: TORCH}))
+    return tuple(outputs)
 
 
 def named(weights: tuple[write_plan.OutputWeights, ...]) -> tuple[write_plan.SetMetadata, ...]:

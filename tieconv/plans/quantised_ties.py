@@ -50,12 +50,9 @@ def quantised_embedding(inspection: Inspection, verb: str) -> QuantisedMatrix:
     for group in inspection.family.groups:
         others = [name for name in (group.canonical, *group.members) if name not in names]
         if others and (group.gated or group.role is Role.WORD_EMBEDDING):
-            refuse(
-                f"{inspection.family.architecture} ties {shown(others[0])} too, and tieconv changes only quantised "
-                "models that tie two tables",
-                again(inspection, "inspect"),
-                "tie.quantised",
-            )
+            problem = f"{inspection.family.architecture} ties {shown(others[0])} too"
+            why = "tieconv changes only quantised models that tie two tables"
+            refuse(f"{problem}, and {why}", again(inspection, "inspect"), "tie.quantised")
     embedding = tables.of(EMBEDDING)
     if embedding is None:
         head = tables.of(HEAD)

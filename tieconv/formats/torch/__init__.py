@@ -42,14 +42,6 @@ def is_trainer_state(name: str) -> bool:
     return re.fullmatch(rf"({_STATES})([_-]\d+)*\.\w+|(bf16_)?zero_pp_rank_\d+_.*", name) is not None
 
 
-TORCH = Model.of(
-    Naming(
-        format="torch",
-        noun="torch file",
-        single="pytorch_model.bin",
-        suffixes=SUFFIXES,
-        shard=r"-\d{5}-of-\d{5}\.(bin|pt|pth|th|ckpt)$",
-        others=rf"^({_STATES}|dist_|openvino_|(bf16_)?zero_pp_rank_)[^/]*$",
-    ),
-    _read_one,
-)
+_SHARD = r"-\d{5}-of-\d{5}\.(bin|pt|pth|th|ckpt)$"
+_OTHERS = rf"^({_STATES}|dist_|openvino_|(bf16_)?zero_pp_rank_)[^/]*$"
+TORCH = Model.of(Naming("torch", "torch file", "pytorch_model.bin", SUFFIXES, _SHARD, _OTHERS), _read_one)

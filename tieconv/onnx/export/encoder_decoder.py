@@ -245,12 +245,6 @@ def write_data(graphs: Iterable[ir.Model], path: Path) -> None:
                         offset = data.tell() + -data.tell() % (PAGE if len(content) >= PAGE else SMALL)
                         data.write(bytes(offset - data.tell()) + content)
                         alike.append((offset, tensor))
-                    value.const_value = ir.ExternalTensor(
-                        path.name,
-                        offset,
-                        tensor.nbytes,
-                        tensor.dtype,
-                        shape=ir.Shape(tensor.shape.numpy()),
-                        name=str(tensor.name),
-                        base_dir=path.parent,
-                    )
+                    stored, shape = (path.name, offset, tensor.nbytes, tensor.dtype), ir.Shape(tensor.shape.numpy())
+                    name = str(tensor.name)
+                    value.const_value = ir.ExternalTensor(*stored, shape=shape, name=name, base_dir=path.parent)

@@ -92,16 +92,9 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
     work = passes.make_work(subject.bindings, subject.config, window)
     if own is not None:
         own = replace(own, placed=work.placed or own.given_positions is not None)
-    work = replace(
-        work,
-        length=wishes.length,
-        rows=wishes.batch,
-        own=own,
-        ids=spread_ids(vocabulary, subject.elements, seen),
-        first_ids=spread_ids(vocabulary, subject.elements, seen, few=True),
-        seconds=wishes.seconds(subject.elements),
-        weights=subject.elements,
-    )
+    spread, few = (spread_ids(vocabulary, subject.elements, seen, few=few) for few in (False, True))
+    work = replace(work, length=wishes.length, rows=wishes.batch, own=own, ids=spread, first_ids=few)
+    work = replace(work, seconds=wishes.seconds(subject.elements), weights=subject.elements)
     ids = {token for cell in work.cells for token in cell.tokens}
     fed = ""
     if len(ids) < vocabulary:

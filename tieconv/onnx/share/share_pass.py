@@ -129,13 +129,11 @@ class SharePass(InPlacePass):
             done = self._apply(group, members, chosen.choice, chosen.setting, note + names if note else "")
             return [replace(done, avoided=chosen.avoided)], ""
         parts = [(part, choose_form(part, setting, self._form)) for part in _parts(members) if len(part) > 1]
-        made = [
-            self._apply(
-                Group(tuple(part), ("identical",)), part, selected.choice, selected.setting, chosen.why + names, group
-            )
-            for part, selected in parts
-            if selected.choice is not None
-        ]
+        made = []
+        for part, selected in parts:
+            if selected.choice is not None:
+                alike, why = Group(tuple(part), ("identical",)), chosen.why + names
+                made.append(self._apply(alike, part, selected.choice, selected.setting, why, group))
         return made, chosen.why
 
     def _apply(

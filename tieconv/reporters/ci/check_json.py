@@ -43,16 +43,10 @@ def _model_of(document: dict[str, Any]) -> checked.CheckedModel:
         checked.Fix(_text(fix["command"]), _texts(fix["rules"]), _text(fix["refusal"])) for fix in document["fixes"]
     )
     output = None if document["output"] is None else _text(document["output"])
-    return checked.CheckedModel(
-        _text(document["source"]),
-        tuple(map(_finding_of, document["findings"])),
-        reason,
-        fixes,
-        output,
-        _texts(document.get("unread", [])),
-        _texts(document.get("below", [])),
-        int(document.get("not_compared", 0)),
-    )
+    source, findings = _text(document["source"]), tuple(map(_finding_of, document["findings"]))
+    unread, below = (_texts(document.get(key, [])) for key in ("unread", "below"))
+    not_compared = int(document.get("not_compared", 0))
+    return checked.CheckedModel(source, findings, reason, fixes, output, unread, below, not_compared)
 
 
 def _finding_of(document: dict[str, Any]) -> checked.CheckedFinding:

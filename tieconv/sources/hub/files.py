@@ -90,16 +90,8 @@ def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> st
     }
     try:
         with session.transferring(max(listing.entries.values(), default=0), served):
-            root = interruptible(
-                partial(
-                    snapshot_download,
-                    repo_path.repo,
-                    revision=repo_path.revision,
-                    allow_patterns=wanted,
-                    library_name="tieconv",
-                    library_version=VERSION,
-                )
-            )
+            download = partial(snapshot_download, library_name="tieconv", library_version=VERSION)
+            root = interruptible(partial(download, repo_path.repo, revision=repo_path.revision, allow_patterns=wanted))
     except session.Transport as error:
         raise session.translate(error, label) from None
     except session.MALFORMED as error:
