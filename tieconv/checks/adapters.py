@@ -43,7 +43,8 @@ def targets_tie(inspection: Inspection) -> Iterator[Finding]:
     (measured with peft 0.21: a difference of at most 5e-7). With `ensure_weight_tying`, PEFT stores the embedding alone in
     `target_modules` of `adapter_config.json`. Add the head there, or PEFT ignores its part on an untied model.
     """
-    adapter, modules = inspection.checkpoint.adapter, in_pair(changed(inspection), inspection.base)
+    adapter = inspection.checkpoint.adapter
+    modules = in_pair(changed(inspection), inspection.base) if adapter else ()
     if adapter is None or not modules:
         return
     start, tie = f"The adapter changes {evidence.listed(modules)}, but its base model", tied_pair(inspection.base)
