@@ -197,7 +197,7 @@ def logit_scale(inspection: Inspection) -> Iterator[Finding]:
 
     ## Why it matters
     These classes multiply the logits by `d_model**-0.5`. transformers 4 does so if the flag is true, transformers 5 if this
-    key is true. The order of the tokens stays the same. Probabilities, loss and sampling change. transformers 5.24 writes
+    key is true. The order of the tokens stays the same. Probabilities, loss and sampling change. transformers 5.23 writes
     such a config for `T5Config(tie_word_embeddings=False)`.
 
     ## Example
