@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore", "error::tieconv.integrations.t
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_healthy_training(tied: bool, tmp_path: Path) -> None:
     """It is silent, and the checkpoint was checked."""
-    from tests.live.planted import TieCallback, train
+    from tests.live.trainers import TieCallback, train
 
     callback = TieCallback("raise")
     train(planted.llama(tied=tied), tmp_path, callback)
@@ -52,7 +52,7 @@ def adapters(peft: Any) -> dict[str, Any]:
 def test_adapters_that_keep_the_tie(tmp_path: Path) -> None:
     """No finding above a note, no fault of the ties, and no training that ends early."""
     peft = pytest.importorskip("peft")
-    from tests.live.planted import TieCallback, train
+    from tests.live.trainers import TieCallback, train
 
     for tied in (True, False):
         for name, config in adapters(peft).items():
@@ -74,7 +74,7 @@ def test_adapters_that_keep_the_tie(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", [planted.copy_head, planted.change_head, planted.clear_flag, planted.quantise_head])
 def test_faults_during_the_training(fault: Any, tmp_path: Path) -> None:
     """`raise` ends the training, `warn` reports and goes on."""
-    from tests.live.planted import At, TieCallback, train
+    from tests.live.trainers import At, TieCallback, train
 
     with pytest.raises(BrokenTieError) as caught:
         train(planted.llama(), tmp_path / "raise", At(fault), TieCallback("raise"))
@@ -86,7 +86,7 @@ def test_faults_during_the_training(fault: Any, tmp_path: Path) -> None:
 
 def test_a_fault_at_the_start(tmp_path: Path) -> None:
     """No step runs."""
-    from tests.live.planted import TieCallback, train
+    from tests.live.trainers import TieCallback, train
 
     model = planted.llama()
     planted.copy_head(model)
@@ -96,7 +96,7 @@ def test_a_fault_at_the_start(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and the training goes on."""
-    from tests.live.planted import TieCallback
+    from tests.live.trainers import TieCallback
 
     callback = TieCallback("raise")
     arguments = type("Arguments", (), {"output_dir": str(tmp_path)})
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_another_rank_checks_nothing() -> None:
     """Only rank 0 looks."""
-    from tests.live.planted import TieCallback
+    from tests.live.trainers import TieCallback
 
     model = planted.llama()
     planted.copy_head(model)
@@ -130,7 +130,7 @@ def test_steps_cost_nothing() -> None:
 
 def hooks(model: Any, out: str = "run") -> tuple[Any, Any, Any, Any]:
     """A callback after the start of a training, and what the trainer hands to its hooks."""
-    from tests.live.planted import TieCallback
+    from tests.live.trainers import TieCallback
 
     arguments = type("Arguments", (), {"output_dir": out, "save_strategy": "steps"})()
     state = type("State", (), {"is_world_process_zero": True, "global_step": 2})()
@@ -142,7 +142,7 @@ def hooks(model: Any, out: str = "run") -> tuple[Any, Any, Any, Any]:
 
 def test_the_hooks_come_before_older_checkpoints_are_deleted(tmp_path: Path) -> None:
     """In the order of the trainer: the step (or epoch) ends, files are written, states are asked for, `on_save`."""
-    from tests.live.planted import TieCallback
+    from tests.live.trainers import TieCallback
 
     for hook in ("on_step_end", "on_epoch_end"):
         for flag, strategy in (("should_save", "steps"), ("should_evaluate", "best")):
@@ -164,7 +164,7 @@ def test_the_hooks_come_before_older_checkpoints_are_deleted(tmp_path: Path) -> 
 @pytest.mark.parametrize("strategy", ["steps", "epoch", "best", "files"])
 def test_the_last_good_checkpoint_stays(strategy: str, tmp_path: Path) -> None:
     """With `save_total_limit=1`, a fault of the second save leaves the first checkpoint on the disk."""
-    from tests.live.planted import At, LosesTheHead, TieCallback, train
+    from tests.live.trainers import At, LosesTheHead, TieCallback, train
 
     more: dict[str, Any] = {"save_total_limit": 1, "save_strategy": strategy if strategy != "files" else "steps"}
     if strategy == "best":
@@ -196,7 +196,7 @@ def test_a_check_of_identities_is_cheap() -> None:
 @pytest.mark.slow
 def test_sft_trainer(tmp_path: Path) -> None:
     """TRL's trainer calls the callback as transformers' does."""
-    from tests.live.planted import At, TieCallback
+    from tests.live.trainers import At, TieCallback
 
     trl = pytest.importorskip("trl", reason="trl is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
