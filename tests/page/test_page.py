@@ -267,7 +267,7 @@ def test_two_models_are_compared(page: Page, tmp_path: Path) -> None:
 def test_a_lone_file_is_a_model(page: Page) -> None:
     """Without its config, as on the command line in its directory; the page asks for the config."""
     page.choose(MODELS / "llama-duplicated" / "model.safetensors")
-    assert "no config.json" in page.tab.evaluate("document.querySelector('#first .chosen').textContent")
+    assert "config.json is missing" in page.tab.evaluate("document.querySelector('#first .chosen').textContent")
     code, text = page.ask("#inspect")
     assert code == 0 and "\nmodel.safetensors: no architecture" in text
     assert page.tab.evaluate("command.textContent") == "tieconv inspect model.safetensors --consumers"
