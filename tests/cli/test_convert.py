@@ -200,11 +200,6 @@ def test_sizes(model, size: str) -> None:
     assert result.exit_code == (0 if size == "5" else 2)
 
 
-def test_to_is_required(model) -> None:
-    """No format is guessed."""
-    assert run("convert", model("llama-tied")).exit_code == 2
-
-
 # --- torch -----------------------------------------------------------------------------------------------
 
 
