@@ -1,4 +1,4 @@
-"""`fleet check` and `analyze --revisions` of an object store: the local findings, by ranges, and nothing twice."""
+"""`fleet check` of an object store: the findings of the local models, by ranges, and changed models alone again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.models import ROWS, WIDTH, noise, sharded
 from tests.objects.conftest import Run
-from tests.objects.stub import LIST, Fault, Store
-from tieconv import analyze_revisions
+from tests.objects.stub import Fault, Store
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 NAMES = ("llama-tied", "llama-duplicated", "llama-headless-config", "t5")
@@ -158,34 +156,3 @@ def test_a_signal_leaves_no_copy(store: Store, tmp_path: Path, words: str, numbe
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-TABLE = ROWS * WIDTH * 2
-
-
-@pytest.fixture
-def steps(store: Store, tmp_path: Path) -> tuple[str, ...]:
-    """Two checkpoints of one run, with other heads."""
-    for number in range(2):
-        store.add(f"run/step{number}", sharded(tmp_path / f"step{number}", head=noise(TABLE, 2 + number)))
-    return "step0", "step1"
-
-
-def test_two_matrices_once(store: Store, steps: tuple[str, ...], tmp_path: Path) -> None:
-    """The figures are those of the disk, for the bytes of headers and two matrices; then for none."""
-    resume = tmp_path / "run.jsonl"
-    remote = analyze_revisions("s3://bucket/run/", steps, resume=resume)
-    brought = sum(request.sent for request in store.requests if request.key != LIST)
-    assert 2 * 2 * TABLE < brought < 2 * (2 * TABLE + 9 * 65536 + 16384)
-    local = analyze_revisions(tmp_path, steps)
-    for far, near in zip(remote.revisions, local.revisions, strict=True):
-        assert far.measures == near.measures and far.errors == near.errors
-
-    store.requests.clear()
-    assert all(revision.reused for revision in analyze_revisions("s3://bucket/run", steps, resume=resume).revisions)
-    assert not [request for request in store.requests if request.key != LIST]
-
-    config = json.loads(store.objects["run/step1/config.json"]) | {"note": 1}
-    store.objects["run/step1/config.json"] = json.dumps(config).encode()
-    again = analyze_revisions("s3://bucket/run", steps, resume=resume).revisions
-    assert [revision.reused for revision in again] == [True, False]

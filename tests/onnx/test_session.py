@@ -1,11 +1,9 @@
-"""Sessions on a GPU, as far as a machine without one can say: what is asked, and why CUDA does not start."""
+"""Sessions on a GPU, as far as a machine without one can say: what is asked of onnxruntime, and what is refused."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,7 +16,7 @@ from onnx import TensorProto, helper
 
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
-from tieconv.onnx.ort_session import CPU, CUDA, UNKNOWN, Cause, diagnose, open_session
+from tieconv.onnx.ort_session import CPU, CUDA, UNKNOWN, Cause, open_session
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import as_tensor
@@ -450,134 +448,3 @@ def test_parity_on_cuda(exported, dtype: str) -> None:
     assert report.verdict == "passed", report.reason or [gate for gate in report.gates if not gate.passed]
     assert (report.provider.active, report.provider.fallback_nodes) == (CUDA, 0)
     assert (report.metrics is not None and report.metrics.tf32 is not None) == (dtype == "float32")
-
-
-INSTALL = install_command("gpu", upgrade=True)
-LOADED = "undefined symbol: Provider_GetHost"
-"""What the loader says of the provider's library when every library that it needs was found."""
-
-
-@pytest.fixture
-def runtime(tmp_path: Path) -> SimpleNamespace:
-    """A package onnxruntime built for CUDA 13, with its provider's library."""
-    (tmp_path / "capi").mkdir()
-    windows = sys.platform == "win32"
-    (
-        tmp_path / "capi" / ("" if windows else "lib" + f"onnxruntime_providers_cuda.{'dll' if windows else 'so'}")
-    ).touch()
-    return SimpleNamespace(__version__="1.31.1", cuda_version="13.0", __file__=str(tmp_path / "__init__.py"))
-
-
-@pytest.fixture(autouse=True)
-def _visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("tieconv.onnx.ort_session._torch_cuda", lambda: "13.0")
-
-
-def loader(said: str = LOADED, version: int = 13000, status: int = 0, count: int = 1) -> Callable[[str], Any]:
-    """A dynamic loader that fails on the provider's library with ``said``, and a driver with these answers."""
-
-    def number(pointer: Any, value: int) -> int:
-        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = value
-        return 0
-
-    driver = SimpleNamespace(
-        cuDriverGetVersion=lambda pointer: number(pointer, version),
-        cuInit=lambda flags: status,
-        cuDeviceGetCount=lambda pointer: number(pointer, count),
-    )
-
-    def load(path: str) -> Any:
-        if "providers_cuda" in path:
-            raise OSError(f"{path}: {said}" if said == LOADED else said)
-        return driver
-
-    return load
-
-
-ABSENT = "{}: cannot open shared object file: No such file or directory"
-
-
-@pytest.mark.parametrize(
-    ("library", "code", "why"),
-    [
-        ("libcublasLt.so.13", "session.cuda-libraries", "libcublasLt.so.13 of CUDA 13 is missing"),
-        ("libcudart.so.13", "session.cuda-libraries", "libcudart.so.13 of CUDA 13 is missing"),
-        ("libcurand.so.10", "session.cuda-libraries", "libcurand.so.10 of CUDA 13 is missing"),
-        ("libcudnn.so.9", "session.cudnn", "libcudnn.so.9 of cuDNN is missing"),
-    ],
-)
-def test_a_missing_library(runtime: SimpleNamespace, library: str, code: str, why: str) -> None:
-    """The library is named, with what it belongs to, and the extra that brings it."""
-    found = diagnose(runtime, load=loader(ABSENT.format(library)))
-    assert (found.code, found.hint) == (code, INSTALL)
-    assert why in found.why
-
-
-def test_another_major_of_cuda(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch came with CUDA 12, onnxruntime wants 13: both majors are named."""
-    monkeypatch.setattr("tieconv.onnx.ort_session._torch_cuda", lambda: "12.8")
-    found = diagnose(runtime, load=loader(ABSENT.format("libcublasLt.so.13")))
-    assert found.code == "session.cuda-major"
-    assert "torch installs CUDA 12.8" in found.why
-    assert found.hint.startswith(INSTALL)
-
-
-def test_no_driver(runtime: SimpleNamespace) -> None:
-    """Without libcuda there is no driver, and no wheel brings one."""
-    found = diagnose(runtime, load=loader(ABSENT.format("libcuda.so.1")))
-    assert found.code == "session.no-driver"
-    assert "nvidia-smi" in found.hint
-    assert "pip" not in found.hint
-
-
-def test_an_old_driver(runtime: SimpleNamespace) -> None:
-    """The driver serves CUDA 12.4: told before a device is asked for, with the oldest driver that serves 13."""
-    found = diagnose(runtime, load=loader(version=12040, status=35))
-    assert found.code == "session.old-driver"
-    assert "supports CUDA 12.4" in found.why
-    assert "580 or newer" in found.hint
-
-
-def test_a_driver_without_a_function(runtime: SimpleNamespace) -> None:
-    """A driver of CUDA 11 lacks a function that the provider links to: the driver is old, not the package broken."""
-    found = diagnose(runtime, load=loader("p.so: undefined symbol: cuTensorMapEncodeTiled", version=11080))
-    assert found.code == "session.old-driver"
-    assert "supports CUDA 11.8" in found.why
-    assert diagnose(runtime, "CUDA failure 35: insufficient", load=loader(version=12020)).why == found.why.replace(
-        "11.8", "12.2"
-    )
-
-
-@pytest.mark.parametrize("answers", [{"status": 100}, {"count": 0}])
-def test_no_device(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, answers: dict[str, int]) -> None:
-    """A driver without a GPU; where the variable hides it, the variable is what to change."""
-    found = diagnose(runtime, load=loader(**answers))
-    assert (found.code, "--gpus all" in found.hint) == ("session.no-device", True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert diagnose(runtime, load=loader(**answers)).hint == "unset CUDA_VISIBLE_DEVICES"
-
-
-def test_a_driver_that_does_not_start(runtime: SimpleNamespace) -> None:
-    """Another status of the driver is given as it is (803: the module and the library are of two versions)."""
-    found = diagnose(runtime, load=loader(status=803))
-    assert "error 803" in found.why
-    assert found.code == "session.no-driver"
-
-
-def test_a_package_without_its_library(runtime: SimpleNamespace, tmp_path: Path) -> None:
-    """The file is not in the package; or the loader has another reason, which is quoted."""
-    found = diagnose(runtime, load=loader("/lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found"))
-    assert "GLIBCXX_3.4.32" in found.why
-    for path in (tmp_path / "capi").iterdir():
-        path.unlink()
-    assert diagnose(runtime, load=loader()).code == "session.incomplete"
-
-
-def test_nothing_is_found(runtime: SimpleNamespace) -> None:
-    """Where all is in place, what onnxruntime said is passed on, and how it is made to say more."""
-    said = "[ONNXRuntimeError] : 1 : FAIL : cuda_call.cc:154 void CudaCall() [with THRW = true] "
-    found = diagnose(runtime, said + "CUBLAS failure 3: the resource allocation failed ; GPU=0", load=loader())
-    assert found.why == "CUBLAS failure 3: the resource allocation failed"
-    assert diagnose(runtime, "another reason", load=loader()).why == "another reason"
-    assert "print_debug_info" in found.hint
