@@ -439,9 +439,8 @@ def revisions(model: str, listed: str | Sequence[str]) -> tuple[Revision, ...]:
     """
     names = re.split(r"[,\s]+", listed.strip(", \t\r\n")) if isinstance(listed, str) else list(listed)
     if len(names) < 2:
-        raise RefusedError(
-            "a list of revisions needs two names or more", "separate their names with commas: step1000,step2000"
-        )
+        problem = "a list of revisions needs two names or more"
+        raise RefusedError(problem, "separate their names with commas: step1000,step2000")
     repeated = next((name for name, times in Counter(names).items() if times > 1), None)
     if repeated is not None:
         raise RefusedError(f"the list of revisions has {shown(repeated)} twice", "name each revision once")

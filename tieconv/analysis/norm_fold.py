@@ -70,9 +70,8 @@ def _guarded(subject: Subject) -> tuple[Pair, Final]:
         raise _NoFoldError("the two tables have different numbers of rows")
     if len(kinds) > 1 or not kinds <= set(_PRODUCTS):
         these = " and ".join(sorted(kinds))
-        raise _NoFoldError(
-            f"tieconv compares products only for two {', '.join(_PRODUCTS)} tables of one type; these are {these}"
-        )
+        problem = f"tieconv compares products only for two {', '.join(_PRODUCTS)} tables of one type; these are {these}"
+        raise _NoFoldError(problem)
     if final is None or not final.norm:
         why = subject.withheld or "the last norm has no weight"
         raise _NoFoldError(f"tieconv knows no norm that can hold the factors: {why}")
@@ -82,9 +81,8 @@ def _guarded(subject: Subject) -> tuple[Pair, Final]:
         for neighbour in tensors.values():
             overlaps = neighbour.range.start < span.end and span.start < neighbour.range.end
             if neighbour.name != name and neighbour.range.file == span.file and overlaps:
-                raise _NoFoldError(
-                    f"{shown(neighbour.name)} shares the bytes of {shown(name)} and would change with it"
-                )
+                problem = f"{shown(neighbour.name)} shares the bytes of {shown(name)} and would change with it"
+                raise _NoFoldError(problem)
     return pair, final
 
 

@@ -215,9 +215,8 @@ def read_counts(path: str, rows: int) -> Array:
 
 
 def _malformed(path: str, why: str) -> SettingsError:
-    return SettingsError(
-        f"{shown(path)} does not hold counts of tokens: {why}", "write lines such as: 15,2048", "analyze.counts"
-    )
+    problem = f"{shown(path)} does not hold counts of tokens: {why}"
+    return SettingsError(problem, "write lines such as: 15,2048", "analyze.counts")
 
 
 # Fit a line through values by token and the log frequency of the tokens in a text.

@@ -105,10 +105,9 @@ def join(tables: Sequence[Table]) -> Joined:
     numbers, by = _by_token(tables) if all(table.tokens is not None for table in tables) else _by_row(tables)
     joined = _with_direction(Joined(tuple(tables), numbers, by))
     if joined.count < FEWEST:
-        raise RefusedError(
-            f"{_names(tables)} have {joined.count} tokens in common that have a direction, too few to align",
-            "compare models whose tokenizers share tokens, and put a tokenizer.json next to the weights of each",
-        )
+        problem = f"{_names(tables)} have {joined.count} tokens in common that have a direction, too few to align"
+        hint = "compare models whose tokenizers share tokens, and put a tokenizer.json next to the weights of each"
+        raise RefusedError(problem, hint)
     return joined
 
 

@@ -101,9 +101,8 @@ def refuse_graphs(*paths: str | Path) -> None:
     for path in paths:
         if is_graph(path):
             name = shown(os.path.basename(os.path.abspath(path)))
-            raise UnreadableError(
-                f"{name} is an ONNX graph, and this command reads only checkpoints", _OF_GRAPHS, "format.unsupported"
-            )
+            problem = f"{name} is an ONNX graph, and this command reads only checkpoints"
+            raise UnreadableError(problem, _OF_GRAPHS, "format.unsupported")
 
 
 _READ = Hint(call("inspect"), ", check, dedup and untie read graphs")

@@ -69,9 +69,8 @@ def _guarded(directory: str | Path, remote: Model, local: Model) -> HubFiles:
     from tieconv.sources.hub.push import is_private, refuse_special
 
     if not isinstance(remote[1], HubFiles):
-        raise UnreadableError(
-            "a push needs the network, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE", "hub.offline"
-        )
+        problem = "a push needs the network, and HF_HUB_OFFLINE is set"
+        raise UnreadableError(problem, "unset HF_HUB_OFFLINE", "hub.offline")
     if local[0].named:
         raise RefusedError(f"{shown(directory)} is not a directory", "give the model's directory", "push.directory")
     refuse_special(local[0].root, (name for name in local[0].special if not is_private(name)))

@@ -40,9 +40,8 @@ def inspect_command(model: str, every: bool, consumers: str | None, as_json: boo
     """
     consumers = consumers if consumers is not None else "all" if every else None
     if options["ties_only"] and consumers:
-        raise click.UsageError(
-            "--ties-only cannot be used with --consumers or --for, because a loader reads every shard"
-        )
+        problem = "--ties-only cannot be used with --consumers or --for, because a loader reads every shard"
+        raise click.UsageError(problem)
     if options["ties_only"] and options["base"] is not None:
         raise click.UsageError("--base cannot be used with --ties-only")
     with headers_bar(model) as tick:
@@ -126,9 +125,8 @@ def _ask(yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RefusedError(
-            "push needs a confirmation, and standard input is not a terminal", "add --yes", "push.not-asked"
-        )
+        problem = "push needs a confirmation, and standard input is not a terminal"
+        raise RefusedError(problem, "add --yes", "push.not-asked")
     try:
         agreed = _agreed()
     except click.Abort as error:

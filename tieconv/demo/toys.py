@@ -50,13 +50,11 @@ def run(
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise RefusedError(
-            f"the demo needs {' and '.join(missing)}, which {verb} not installed", install_command("torch")
-        )
+        problem = f"the demo needs {' and '.join(missing)}, which {verb} not installed"
+        raise RefusedError(problem, install_command("torch"))
     if os.path.lexists(out):
-        raise DestinationError(
-            f"{shown(out)} already exists", Hint("give a directory that does not exist: ", option(out=OUT))
-        )
+        problem = f"{shown(out)} already exists"
+        raise DestinationError(problem, Hint("give a directory that does not exist: ", option(out=OUT)))
     ticks, total = count(1), len(toy_settings.TOYS) * steps
 
     def step_done() -> None:

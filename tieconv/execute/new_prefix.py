@@ -73,9 +73,8 @@ def check_free(writer: ObjectWriter) -> None:
         hint = Hint(ANOTHER_OUT, f"; after a killed write, first remove all objects below {where}")
         raise DestinationError(problem, hint, "out.unfinished")
     if listed:
-        raise DestinationError(
-            f"{where} exists, and an object store gets a model only below a new prefix", ANOTHER_OUT, "out.exists"
-        )
+        problem = f"{where} exists, and an object store gets a model only below a new prefix"
+        raise DestinationError(problem, ANOTHER_OUT, "out.exists")
 
 
 class NewPrefix:

@@ -71,9 +71,8 @@ def destination(plan: Plan, target: Target) -> Path:
         return source_path(plan)
     parent, name = os.path.split(os.path.abspath(target.path))
     if not name:
-        raise DestinationError(
-            f"{shown(target.path)} is not a name for a new model", Hint("give ", option("out"), " a path"), "out.name"
-        )
+        problem = f"{shown(target.path)} is not a name for a new model"
+        raise DestinationError(problem, Hint("give ", option("out"), " a path"), "out.name")
     return Path(os.path.realpath(parent)) / name
 
 
@@ -140,9 +139,8 @@ def check_apart(plan: Plan, target: Target, final: Path) -> None:
         problem = f"{shown(target.path)} is inside the model {shown(source)}"
         raise DestinationError(problem, Hint("give a path outside the model with ", option("out")), "out.inside-source")
     if any(_same(parent, final) for parent in source.parents):
-        raise DestinationError(
-            f"{shown(target.path)} contains the model {shown(source)}", ANOTHER_OUT, "out.around-source"
-        )
+        problem = f"{shown(target.path)} contains the model {shown(source)}"
+        raise DestinationError(problem, ANOTHER_OUT, "out.around-source")
 
 
 def _same(first: Path, second: Path) -> bool:
@@ -171,18 +169,15 @@ def check_out(plan: Plan, target: Target, final: Path) -> None:
     if not os.path.lexists(final):
         return
     if final.is_symlink():
-        raise DestinationError(
-            f"{shown(target.path)} is a symlink", "give the path that the symlink points to", "out.link"
-        )
+        problem = f"{shown(target.path)} is a symlink"
+        raise DestinationError(problem, "give the path that the symlink points to", "out.link")
     if not target.overwrite:
-        raise DestinationError(
-            f"{shown(target.path)} exists", Hint(ANOTHER_OUT, ", or ", option(overwrite=True)), "out.exists"
-        )
+        problem = f"{shown(target.path)} exists"
+        raise DestinationError(problem, Hint(ANOTHER_OUT, ", or ", option(overwrite=True)), "out.exists")
     why_not = _not_a_file(final, file_suffixes(plan)) if is_file(plan) else _not_a_model(final)
     if why_not:
-        raise DestinationError(
-            f"{shown(target.path)} {why_not}, so tieconv does not overwrite it", ANOTHER_OUT, "out.not-a-model"
-        )
+        problem = f"{shown(target.path)} {why_not}, so tieconv does not overwrite it"
+        raise DestinationError(problem, ANOTHER_OUT, "out.not-a-model")
 
 
 def file_suffixes(plan: Plan) -> tuple[str, ...]:

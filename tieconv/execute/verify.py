@@ -358,9 +358,8 @@ def check_promises(promises: write_plan.Promises, staged: Path, reinspect: Calla
     try:
         inspection = reinspect(staged)
     except TieconvError as error:
-        raise VerificationError(
-            f"tieconv cannot inspect the written model: {error.message}", _PROMISE_HINT, "verify.inspection"
-        ) from error
+        problem = f"tieconv cannot inspect the written model: {error.message}"
+        raise VerificationError(problem, _PROMISE_HINT, "verify.inspection") from error
     effective = inspection.config.effective
     if promises.effective is not None and effective != promises.effective:
         _broken_promise(f"the written config means tied = {effective}, but the plan promised {promises.effective}")

@@ -428,9 +428,8 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
     value = read_value(data, name)
     weight_map = value.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UnreadableError(
-            f"{shown(name)} has no weight_map", "an index maps each tensor to its shard", "index.no-map"
-        )
+        problem = f"{shown(name)} has no weight_map"
+        raise UnreadableError(problem, "an index maps each tensor to its shard", "index.no-map")
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not shard:
             problem = f"{shown(name)} maps tensor {shown(tensor)} to a value that is not a file name"

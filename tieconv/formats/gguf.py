@@ -294,9 +294,8 @@ class HeaderCursor:
 
     def refuse(self, why: str, code: str, hint: str = "") -> NoReturn:
         """Raise `UnreadableError` with a stable code."""
-        raise UnreadableError(
-            f"{shown(self.name)} {why}", hint or "convert the model again with llama.cpp", f"gguf.{code}"
-        )
+        problem = f"{shown(self.name)} {why}"
+        raise UnreadableError(problem, hint or "convert the model again with llama.cpp", f"gguf.{code}")
 
 
 # Read the metadata of a GGUF file: scalars as text. Long strings and arrays are skipped.

@@ -206,8 +206,8 @@ def _check_coverage(records: list[TensorRecord], data_start: int, size: int, nam
     for record in records:
         start, end = record.range.start, record.range.end
         if end > size:
-            hint = f"ends at byte {size:,} but tensor {shown(record.name)} reaches to {end:,}"
-            _refuse(name, hint, "truncated", _INCOMPLETE)
+            problem = f"ends at byte {size:,} but tensor {shown(record.name)} reaches to {end:,}"
+            _refuse(name, problem, "truncated", _INCOMPLETE)
         if start < position:
             _refuse(name, f"tensor {shown(record.name)} overlaps the previous tensor", "overlap")
         if start > position:

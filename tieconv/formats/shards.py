@@ -159,9 +159,8 @@ def _index_name(naming: Naming, listing: Listing) -> str:
     if listing.named and naming.is_index(listing.named):
         return listing.named
     if listing.named:
-        raise RefusedError(
-            f"{shown(listing.named)} is a single file and has no index", "give the model's directory", ONE_FILE
-        )
+        problem = f"{shown(listing.named)} is a single file and has no index"
+        raise RefusedError(problem, "give the model's directory", ONE_FILE)
     indexes = [entry for entry in listing.top if naming.is_index(entry)]
     return naming.index if naming.index in indexes or not indexes else indexes[0]
 

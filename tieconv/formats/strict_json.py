@@ -213,9 +213,8 @@ def _check_surrogates(text: str, value: object) -> None:
 
 def refuse(name: str, why: str, code: str) -> NoReturn:
     """Raise `UnreadableError` for a text that is not accepted as JSON."""
-    raise UnreadableError(
-        f"{shown(name)} cannot be read as JSON: {why}", "restore the file, or fetch or save it again", code
-    )
+    problem = f"{shown(name)} cannot be read as JSON: {why}"
+    raise UnreadableError(problem, "restore the file, or fetch or save it again", code)
 
 
 # Read and write JSON with its numbers spelled as they were.

@@ -253,9 +253,8 @@ def _check_parts(directory: str, parts: set[str]) -> None:
         problem = f"{shown(directory)} holds parts of different runs"
         raise SettingsError(problem, "use one directory for each number of parts", "fleet.parts")
     if parts != expected:
-        raise SettingsError(
-            f"{shown(directory)} holds {len(parts)} of {number} parts", "run the others first", "fleet.parts"
-        )
+        problem = f"{shown(directory)} holds {len(parts)} of {number} parts"
+        raise SettingsError(problem, "run the others first", "fleet.parts")
 
 
 def _listed(path: str) -> list[str]:

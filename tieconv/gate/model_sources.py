@@ -115,9 +115,8 @@ def _below(root: str) -> Iterator[str]:
     closed: list[OSError] = []
     for number, (directory, subdirectories, files) in enumerate(os.walk(root, onerror=closed.append)):
         if number > MOST:
-            raise UnreadableError(
-                f"{shown(root)} holds more than {MOST:,} directories", "name a directory of models", "path.too-large"
-            )
+            problem = f"{shown(root)} holds more than {MOST:,} directories"
+            raise UnreadableError(problem, "name a directory of models", "path.too-large")
         subdirectories[:] = sorted(name for name in subdirectories if not _is_skipped(os.path.join(directory, name)))
         if any(map(is_weight, files)):
             yield os.path.normpath(directory)
@@ -240,9 +239,8 @@ def _expanded(source: str, choice: Choice) -> Iterable[Dated]:
         elif models and models[0].source == root and not choice.recursive:
             models = models[:1]
         if not models:
-            raise UnreadableError(
-                f"no model matches {shown(source)}", "check the bucket and the prefix", "objects.no-models"
-            )
+            problem = f"no model matches {shown(source)}"
+            raise UnreadableError(problem, "check the bucket and the prefix", "objects.no-models")
         return tuple((model.source, model.modified) for model in models)
     return ((model, None) for model in models_of(source, recursive=choice.recursive))
 
@@ -261,9 +259,8 @@ def parse_age(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
-        raise SettingsError(
-            f"--newer-than: {shown(text)} is not an age or a date", "write 12h, 7d, 2w or 2026-11-01", "check.age"
-        ) from None
+        problem = f"--newer-than: {shown(text)} is not an age or a date"
+        raise SettingsError(problem, "write 12h, 7d, 2w or 2026-11-01", "check.age") from None
 
 
 def modified(source: str) -> float:

@@ -39,9 +39,8 @@ def guard_class(evidence: Inspection) -> None:
         raise WithheldError("this class was not measured with transformers")
     model_type = config.get("model_type")
     if model_type != family.model_type:
-        raise WithheldError(
-            f"model_type is {shown(model_type)} in the config, but {family.architecture} has {family.model_type}"
-        )
+        problem = f"model_type is {shown(model_type)} in the config, but {family.architecture} has {family.model_type}"
+        raise WithheldError(problem)
 
 
 def class_values(evidence: Inspection, keys: tuple[str, ...]) -> dict[str, object]:

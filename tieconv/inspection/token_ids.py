@@ -536,6 +536,5 @@ class Allowance:
 
 def too_large_error(name: str) -> UnreadableError:
     """Return the error for a file that exceeds a limit."""
-    return UnreadableError(
-        f"{shown(name)} is larger than tieconv reads", "docs/formats.md has the limits", "json.too-large"
-    )
+    problem = f"{shown(name)} is larger than tieconv reads"
+    return UnreadableError(problem, "docs/formats.md has the limits", "json.too-large")

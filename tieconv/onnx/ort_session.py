@@ -323,9 +323,8 @@ def runtime() -> Any:
     ort = need("onnxruntime", "onnx", "running an ONNX graph")
     if not hasattr(ort, "InferenceSession"):
         # Removing one of the two packages also removes files of the other.
-        raise MissingPackageError(
-            "the installation of the package onnxruntime is incomplete", _CLASH, "session.packages"
-        )
+        problem = "the installation of the package onnxruntime is incomplete"
+        raise MissingPackageError(problem, _CLASH, "session.packages")
     return ort
 
 

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 def unreadable(path: str | os.PathLike[str], error: OSError) -> UnreadableError:
     """Convert a system error for a path to an error with a hint."""
     if error.errno in (errno.ENXIO, errno.ELOOP):
-        return UnsafePathError(
-            f"{shown(path)} is not a regular file", "move it out of the model directory", "path.not-regular"
-        )
+        problem = f"{shown(path)} is not a regular file"
+        return UnsafePathError(problem, "move it out of the model directory", "path.not-regular")
     reason = (error.strerror or "unknown error").lower()
     hint = _HINTS.get(error.errno or 0, "check the path and the disk")
     if error.errno == errno.ENOENT and os.path.islink(path):

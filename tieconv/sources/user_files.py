@@ -285,9 +285,8 @@ def _in_the_way(path: str, mode: int) -> DestinationError:
         kind = "a symlink, and tieconv does not write through symlinks"
     elif stat.S_ISREG(mode):
         kind = "not a directory"
-    return DestinationError(
-        f"{shown(path)} cannot be written: it is {kind}", "remove it, or give another path", "out.text"
-    )
+    problem = f"{shown(path)} cannot be written: it is {kind}"
+    return DestinationError(problem, "remove it, or give another path", "out.text")
 
 
 @contextmanager
@@ -300,9 +299,8 @@ def _failing(path: str) -> Iterator[None]:
 
 def unwritable(path: str, error: OSError) -> DestinationError:
     """Return the error for a file or directory that the system does not let tieconv write."""
-    return DestinationError(
-        f"{shown(path)} cannot be written: {_reason(error)}", "check the path and its directory", "out.text"
-    )
+    problem = f"{shown(path)} cannot be written: {_reason(error)}"
+    return DestinationError(problem, "check the path and its directory", "out.text")
 
 
 def _reason(error: OSError) -> str:

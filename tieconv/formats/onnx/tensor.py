@@ -221,6 +221,5 @@ def _number(tensor: External, key: str) -> int | None:
 
 
 def _unreadable(tensor: External, why: str) -> NoReturn:
-    raise UnreadableError(
-        f"{shown(tensor.graph)}: tensor {shown(tensor.name)} {why}", "fetch or export the model again", "onnx.external"
-    )
+    problem = f"{shown(tensor.graph)}: tensor {shown(tensor.name)} {why}"
+    raise UnreadableError(problem, "fetch or export the model again", "onnx.external")

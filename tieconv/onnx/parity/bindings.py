@@ -464,9 +464,8 @@ def read_pair(files: tuple[str, str, str]) -> Pair:
             raise unknown_input(encoder, value)
         inputs[Role(value.name)] = value
     if encoder.output(_STATES) is None or (Role.IDS not in inputs and features is None):
-        raise UnreadableError(
-            f"{shown(encoder.path)} does not compute {_STATES} from input_ids", _EXPORT_PAIR, "onnx.inputs"
-        )
+        problem = f"{shown(encoder.path)} does not compute {_STATES} from input_ids"
+        raise UnreadableError(problem, _EXPORT_PAIR, "onnx.inputs")
     first = _decoder(read_graph(files[1]))
     step = first if files[2] == files[1] else _decoder(read_graph(files[2]))
     # A step must get every cache from the first pass.
@@ -474,9 +473,8 @@ def read_pair(files: tuple[str, str, str]) -> Pair:
     lacking = sorted((set(step.pasts) - set(first.presents)) | (own - set(step.presents)))
     if lacking or not step.pasts:
         layer = ".".join(map(str, lacking[0])) if lacking else "any layer"
-        raise UnreadableError(
-            f"{shown(step.graph.path)}: no graph computes the cache of {shown(layer)}", _EXPORT_PAIR, "onnx.inputs"
-        )
+        problem = f"{shown(step.graph.path)}: no graph computes the cache of {shown(layer)}"
+        raise UnreadableError(problem, _EXPORT_PAIR, "onnx.inputs")
     for decoder in (first, step):
         if features is not None and decoder.mask is not None:  # an encoder of features has no positions to mask
             raise unknown_input(decoder.graph, decoder.mask)
@@ -501,9 +499,8 @@ def _decoder(graph: Graph) -> Decoder:
         else:
             raise unknown_input(graph, value)
     if Role.IDS not in named or graph.output("logits") is None:
-        raise UnreadableError(
-            f"{shown(graph.path)} does not compute logits from input_ids", _EXPORT_PAIR, "onnx.inputs"
-        )
+        problem = f"{shown(graph.path)} does not compute logits from input_ids"
+        raise UnreadableError(problem, _EXPORT_PAIR, "onnx.inputs")
     presents = {key: value.name for value in graph.outputs if (key := _key(value.name))}
     return Decoder(
         graph, named[Role.IDS], named.get(_HIDDEN), named.get(_ENCODER_MASK), tuple(switches), pasts, presents

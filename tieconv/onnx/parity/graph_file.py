@@ -125,9 +125,8 @@ def _weights(ir: Any, model: Any, path: str, files: FileSet) -> Iterator[Initial
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             if value.const_value is None:
-                raise UnreadableError(
-                    f"{shown(name)} has no value in the graph", "export the graph again", "onnx.malformed"
-                )
+                problem = f"{shown(name)} has no value in the graph"
+                raise UnreadableError(problem, "export the graph again", "onnx.malformed")
             yield _initializer(ir, name, value.const_value, path, files)
     for holder in (model.graph, *model.functions.values()):
         for node in holder.all_nodes():

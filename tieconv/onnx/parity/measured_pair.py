@@ -271,9 +271,8 @@ def _arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def _refuse(path: str, why: str) -> NoReturn:
-    raise UnreadableError(
-        f"{shown(path)} {why}", Hint("list the graph's inputs: ", call("inspect", Hint("ONNX"))), "parity.inputs"
-    )
+    problem = f"{shown(path)} {why}"
+    raise UnreadableError(problem, Hint("list the graph's inputs: ", call("inspect", Hint("ONNX"))), "parity.inputs")
 
 
 # Define what a user wants to be measured, and check that the model can run it.

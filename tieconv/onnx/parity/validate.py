@@ -522,6 +522,5 @@ def _ids(path: str, directory: str) -> Any:
 
 
 def _unreadable(path: str, why: str) -> UnreadableError:
-    return UnreadableError(
-        f"{shown(path)} {why}", Hint("give a text, or ids as .npy or .json: ", option(text=FILE)), "parity.text"
-    )
+    problem = f"{shown(path)} {why}"
+    return UnreadableError(problem, Hint("give a text, or ids as .npy or .json: ", option(text=FILE)), "parity.text")

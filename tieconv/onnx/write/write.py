@@ -254,18 +254,16 @@ class GraphTarget:
 def check(target: GraphTarget, store: Store) -> None:
     """Raise every refusal that is known before writing."""
     if target.target.hardlink:
-        raise RefusedError(
-            f"--hardlink does not support ONNX graphs: {shown(target.listing.source)}", NEW_OUT, "onnx.option"
-        )
+        problem = f"--hardlink does not support ONNX graphs: {shown(target.listing.source)}"
+        raise RefusedError(problem, NEW_OUT, "onnx.option")
     if not target.is_file and target.listing.special:
         problem = f"tieconv cannot copy {shown(target.listing.special[0])}: it is not a regular file of this model"
         raise RefusedError(problem, "move it out of the model directory", "out.special")
     final = target.final
     with writing(final.name, final.parent, 0):
         if target.is_file and final.suffix.lower() != SUFFIX:
-            raise DestinationError(
-                f"{shown(target.target.path)} must end in .onnx", f"use {shown(final.name)}.onnx", "out.suffix"
-            )
+            problem = f"{shown(target.target.path)} must end in .onnx"
+            raise DestinationError(problem, f"use {shown(final.name)}.onnx", "out.suffix")
         check_place(target.plan, target.target)
         check_beside(target, store)
         if target.target.in_place:

@@ -318,9 +318,8 @@ def _guard_pair(inspection: Inspection, tie: Tie, reference: Member, differing: 
     if len(differing) == 1 and len(ends & equal) == 1 and differing[0].name in ends:
         return
     names = ", ".join(shown(member.name) for member in (reference, *differing))
-    refuse(
-        f"{names} differ, but retie averages only one input embedding and one head", _choose(inspection), "mean.pair"
-    )
+    problem = f"{names} differ, but retie averages only one input embedding and one head"
+    refuse(problem, _choose(inspection), "mean.pair")
 
 
 def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRecord, differing: Member) -> None:

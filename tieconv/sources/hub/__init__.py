@@ -71,7 +71,6 @@ def parse_pattern(source: str) -> tuple[str, str]:
     """Return the owner and the name pattern of ``hf://org/PATTERN``. Raises `UnreadableError`."""
     match = _PATTERN.fullmatch(source.removeprefix(PREFIX))
     if match is None:
-        raise UnreadableError(
-            f"{shown(source)} is not a pattern of models", "write hf://org/* or hf://org/prefix-*", "hub.pattern"
-        )
+        problem = f"{shown(source)} is not a pattern of models"
+        raise UnreadableError(problem, "write hf://org/* or hf://org/prefix-*", "hub.pattern")
     return match[1], match[2]

@@ -110,9 +110,8 @@ class Body(Stream):
             if not chunk:
                 raise Interrupted("the response ended early")
             if len(chunk) > self.end - self.position:
-                raise UnreadableError(
-                    f"{self._label}: the server sent more bytes than tieconv requested", _DISTRUST, "hub.too-many-bytes"
-                )
+                problem = f"{self._label}: the server sent more bytes than tieconv requested"
+                raise UnreadableError(problem, _DISTRUST, "hub.too-many-bytes")
             return memoryview(chunk)
         except session.Transport as error:
             self.close()
@@ -160,9 +159,8 @@ class Body(Stream):
     def _check_range(self, header: str) -> None:
         match = _RANGE.fullmatch(header.strip())
         if match is None or (int(match[1]), int(match[2])) != (self.position, self.end - 1):
-            raise UnreadableError(
-                f"{self._label}: the server sent another range than tieconv requested", _DISTRUST, "hub.content-range"
-            )
+            problem = f"{self._label}: the server sent another range than tieconv requested"
+            raise UnreadableError(problem, _DISTRUST, "hub.content-range")
         if int(match[3]) != self._file.size:
             raise self._lies(f"the file has {count(int(match[3]), 'byte')}, but the listing says {self._file.size:,}")
 

@@ -150,9 +150,8 @@ def verify(repo: str, root: str, files: Mapping[str, str]) -> None:
 
 def _verify(repo: str, root: str, name: str, known: str) -> None:
     if not os.path.lexists(os.path.join(root, name)):
-        raise UnreadableError(
-            f"hf://{repo}: the server did not send {shown(name)}", "check HF_ENDPOINT and proxies", "hub.malformed"
-        )
+        problem = f"hf://{repo}: the server did not send {shown(name)}"
+        raise UnreadableError(problem, "check HF_ENDPOINT and proxies", "hub.malformed")
     expected = known or blob_name(os.path.join(root, name)) or ""
     if not _HASH.fullmatch(expected):
         problem = f"the Hub cache has no hash for {shown(name)} of hf://{repo}, so tieconv cannot check it"

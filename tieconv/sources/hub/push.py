@@ -88,14 +88,12 @@ def _cause(error: BaseException) -> Exception:
 
 def _untaken(error: Exception, label: str) -> TieconvError:
     if not isinstance(error, Transport):
-        return UploadError(
-            f"{label}: the upload failed", "try again, or upload without xet: HF_HUB_DISABLE_XET=1", "hub.upload"
-        )
+        problem = f"{label}: the upload failed"
+        return UploadError(problem, "try again, or upload without xet: HF_HUB_DISABLE_XET=1", "hub.upload")
     status = status_of(error)
     if status in (401, 403):
-        return RefusedError(
-            f"{label}: your token has no write access", "log in with a write token: hf auth login", "hub.read-only"
-        )
+        problem = f"{label}: your token has no write access"
+        return RefusedError(problem, "log in with a write token: hf auth login", "hub.read-only")
     if status in (409, 412):
         return RefusedError(f"{shown(label)} has a new commit since tieconv compared it", "push again", "hub.moved")
     return translate(error, label)

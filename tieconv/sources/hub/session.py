@@ -132,21 +132,18 @@ def translate(error: Exception, label: str, attempts: int = 1) -> UnreadableErro
 
 def malformed(label: str) -> UnreadableError:
     """Return the error for a response that does not follow the Hub's API."""
-    return UnreadableError(
-        f"{label}: the response of the Hub is malformed", "check HF_ENDPOINT and proxies", "hub.malformed"
-    )
+    problem = f"{label}: the response of the Hub is malformed"
+    return UnreadableError(problem, "check HF_ENDPOINT and proxies", "hub.malformed")
 
 
 def _on_disk(error: OSError, label: str) -> UnreadableError:
     """Return the error for a failure of the disk, or for a file of the wrong size."""
     if error.errno is None:
-        return UnreadableError(
-            f"{label}: the received file has the wrong size", "check HF_ENDPOINT and proxies", "hub.size"
-        )
+        problem = f"{label}: the received file has the wrong size"
+        return UnreadableError(problem, "check HF_ENDPOINT and proxies", "hub.size")
     why = os.strerror(error.errno).lower()
-    return UnreadableError(
-        f"{label}: the local cache cannot be used: {why}", "use a directory with free space: HF_HOME=DIR", "hub.cache"
-    )
+    problem = f"{label}: the local cache cannot be used: {why}"
+    return UnreadableError(problem, "use a directory with free space: HF_HOME=DIR", "hub.cache")
 
 
 _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (
@@ -297,9 +294,8 @@ def _send(send: Callable[..., Any], request: Any, *, stream: bool = False, **mor
     if bounds is not None and response.status_code < 300:
         bounds.page(str(response.request.url))
         if sum(map(response.content.count, b",[{")) > MOST_VALUES:
-            raise AnswerError(
-                f"the server sent more than {MOST_VALUES:,} values", "check HF_ENDPOINT and proxies", "hub.too-large"
-            )
+            problem = f"the server sent more than {MOST_VALUES:,} values"
+            raise AnswerError(problem, "check HF_ENDPOINT and proxies", "hub.too-large")
     return response
 
 
@@ -400,9 +396,8 @@ class _Timed(SyncByteStream):
             total += len(piece)
             stretch += len(piece)
             if total > self._limit:
-                raise AnswerError(
-                    f"the server sent more than {self._limit:,} bytes", "check HF_ENDPOINT and proxies", "hub.too-long"
-                )
+                problem = f"the server sent more than {self._limit:,} bytes"
+                raise AnswerError(problem, "check HF_ENDPOINT and proxies", "hub.too-long")
             if time.monotonic() - began > patience():
                 raise overdue()
             if stretch >= STRETCH:

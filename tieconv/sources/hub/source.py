@@ -77,9 +77,8 @@ def _complete(repo_path: RepoPath) -> Iterator[None]:
             raise
         revision = f" --revision {shell_word(repo_path.revision)}" if repo_path.revision else ""
         hint = f"unset HF_HUB_OFFLINE, or fetch the rest first: hf download {shell_word(repo_path.repo)}{revision}"
-        raise UnreadableError(
-            f"{repo_path} is not complete in the local cache: {error.message}", hint, error.code
-        ) from None
+        problem = f"{repo_path} is not complete in the local cache: {error.message}"
+        raise UnreadableError(problem, hint, error.code) from None
 
 
 @contextmanager

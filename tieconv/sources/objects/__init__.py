@@ -34,11 +34,9 @@ def parse(source: str) -> ObjectPath:
     bucket, _, path = rest.partition("/")
     path = path.removesuffix("/")
     if not _BUCKET.fullmatch(bucket):
-        raise UnreadableError(
-            f"{shown(source)} has no valid bucket name", f"write {scheme}://BUCKET/PREFIX", "objects.bucket"
-        )
+        problem = f"{shown(source)} has no valid bucket name"
+        raise UnreadableError(problem, f"write {scheme}://BUCKET/PREFIX", "objects.bucket")
     if path and not is_inside(path):
-        raise UnreadableError(
-            f"{shown(source)} has an empty name, . or .. in its path", f"write {scheme}://BUCKET/PREFIX", "objects.path"
-        )
+        problem = f"{shown(source)} has an empty name, . or .. in its path"
+        raise UnreadableError(problem, f"write {scheme}://BUCKET/PREFIX", "objects.path")
     return ObjectPath(scheme, bucket, path)

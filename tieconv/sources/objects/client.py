@@ -263,9 +263,8 @@ def translate(error: BaseException, label: str) -> UnreadableError:
     if status and (known := _STATUSES.get(status[1])):
         return translate(known(), label)
     if status:
-        return UnreadableError(
-            f"{label}: the object store returned HTTP {status[1]}{tries}", "try again later", "objects.http"
-        )
+        problem = f"{label}: the object store returned HTTP {status[1]}{tries}"
+        return UnreadableError(problem, "try again later", "objects.http")
     if isinstance(error, exceptions.UnknownConfigurationKeyError) or ("Http" not in text and "HTTP" not in text):
         problem = f"{label} cannot be opened with the settings of this object store"
         hint = "check the variables of its endpoint, account and credentials"
@@ -359,9 +358,8 @@ class ObjectListing:
         try:
             return self.stored[name]
         except KeyError:
-            raise UnreadableError(
-                f"{self.label(name)} is not in the object store", "check the address", "objects.absent"
-            ) from None
+            problem = f"{self.label(name)} is not in the object store"
+            raise UnreadableError(problem, "check the address", "objects.absent") from None
 
 
 def look_up(client: ObjectClient, source: str, path: ObjectPath) -> ObjectListing:
@@ -379,9 +377,8 @@ def look_up(client: ObjectClient, source: str, path: ObjectPath) -> ObjectListin
             return _listing(source, above, named, stored)
     stored = _stored(source, path, client.pages(shown(source), path.path))
     if not stored:
-        raise UnreadableError(
-            f"{shown(source)}: no such file or prefix in the object store", "check the address", "objects.absent"
-        )
+        problem = f"{shown(source)}: no such file or prefix in the object store"
+        raise UnreadableError(problem, "check the address", "objects.absent")
     return _listing(source, path, None, stored)
 
 

@@ -141,9 +141,8 @@ def _failed(error: ClientError | BotoCoreError, label: str) -> TieconvError | Co
         return WriteFailedError(f"{label}: the connection to the object store failed", hint, "write.network")
     code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _REPLACED:
-        return UnreadableError(
-            f"{label} was replaced while tieconv read it", "run the command again", "objects.changed"
-        )
+        problem = f"{label} was replaced while tieconv read it"
+        return UnreadableError(problem, "run the command again", "objects.changed")
     if code in _MISSING or status in (405, 501):
         return CopyUnsupportedError()
     if code in _FORBIDDEN or status in (401, 403):

@@ -110,9 +110,8 @@ def directories(source: str, is_weight: Callable[[str], bool]) -> tuple[ListedMo
             if is_weight(name):
                 weighty.add(directory)
         if len(weighty) > MOST:
-            raise UnreadableError(
-                f"{label} holds more than {MOST:,} models", "give a longer prefix", "objects.too-large"
-            )
+            problem = f"{label} holds more than {MOST:,} models"
+            raise UnreadableError(problem, "give a longer prefix", "objects.too-large")
     root = f"{path.scheme}://{path.bucket}"
     return tuple(
         ListedModel(f"{root}/{directory}" if directory else root, newest[directory]) for directory in sorted(weighty)

@@ -52,9 +52,8 @@ class ObjectWriter(ObjectClient):
         """
         stored = self.listed().get(name)
         if stored is None or stored.size != len(data) or self.fetch(name, stored, 0, stored.size) != data:
-            raise DestinationError(
-                f"{self.label(name)} exists: another program writes to this prefix", ANOTHER_OUT, "out.exists"
-            )
+            problem = f"{self.label(name)} exists: another program writes to this prefix"
+            raise DestinationError(problem, ANOTHER_OUT, "out.exists")
 
     def upload(self, name: str, path: Path) -> None:
         """Write a local file, in parts."""
