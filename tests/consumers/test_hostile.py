@@ -84,7 +84,6 @@ def of(name: str, kind: str, **more: object) -> Config:
     return {"architectures": [name], "model_type": kind, **more}
 
 
-MARIAN = of("MarianMTModel", "marian", share_encoder_decoder_embeddings=False)
 CODES: Tensors = {**llama(), "lm_head.qweight": matrix(2, 2).view("<u4"), "lm_head.scales": matrix(2, 2)}
 REASONS: dict[str, tuple[Config | None, Tensors]] = {
     "error: there is no config.json next to the weights": (None, llama()),
@@ -93,7 +92,6 @@ REASONS: dict[str, tuple[Config | None, Tensors]] = {
         of("Molmo2ForConditionalGeneration", "molmo2"),
         llama(),
     ),
-    "unknown: share_encoder_decoder_embeddings is false, and tieconv has no measurement of that": (MARIAN, llama()),
     f"unknown: {HEAD} is quantised, and tieconv has no measurement of that": (of("LlamaForCausalLM", "llama"), CODES),
 }
 APART_IN_5 = {

@@ -248,12 +248,12 @@ def test_two_vocabularies(flag: bool, tmp_path: Path) -> None:
 
 
 def test_tables_that_the_config_keeps_apart(tmp_path: Path) -> None:
-    """Marian's halves may have a table each: then no shared one is there to be random, and nothing is claimed."""
+    """Marian's halves may have a table each: then the shared one is absent, and a healthy file has no finding."""
     folder = saved(tmp_path / "m", "MarianMTModel", share_encoder_decoder_embeddings=False)
     names = dict(loaded(folder, "MarianMTModel").named_parameters())
     assert "model.shared.weight" not in names and "model.decoder.embed_tokens.weight" in names
-    assert predicted_files(folder).outcome == "unknown"
-    assert "share_encoder_decoder_embeddings" in predicted_files(folder).detail
+    assert predicted_files(folder).outcome == "untied"
+    assert api.inspect(folder).findings == ()
 
 
 @pytest.mark.parametrize("value", [None, 1, "true"])

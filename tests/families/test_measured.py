@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import json
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from tieconv.architectures import class_table as table
 from tieconv.architectures import guess as pattern
+from tieconv.architectures.lookup import find
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -53,6 +56,26 @@ def generator() -> ModuleType:
 def test_the_table_says_what_the_class_does(generator: ModuleType, name: str) -> None:
     """Measuring the class again gives the shipped record."""
     assert json.loads(json.dumps(generator.measure(name))) == table.record(5, name)
+
+
+@pytest.mark.parametrize("name", table.exceptions("switch"))
+@pytest.mark.parametrize("is_switched", [True, False])
+def test_a_switch_of_the_config(generator: ModuleType, name: str, is_switched: bool) -> None:
+    """The record that a switch of the config changes is that of the class with this config."""
+    zoo = generator.zoo
+    ((path, value, _),) = table.exceptions("switch")[name]
+    raw: dict[str, Any] = zoo.tiny_config(name, architectures=[name]).to_dict()
+    *levels, key = path.split(".")
+    functools.reduce(dict.__getitem__, levels, raw)[key] = value is is_switched
+    config = zoo.config_class(name).from_dict(copy.deepcopy(raw))
+    zoo.set_tie(config, True)
+    model = zoo.instantiate(name, config, "meta")
+    held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    family = find(raw)
+    biases = {f"{str(family.output_head).removesuffix('weight')}bias", "final_logits_bias"}
+    assert set(family.output_biases) == biases & {*held}
+    assert held[family.input_embedding] is held[family.output_head]
+    assert all(held[group.canonical] is held[member] for group in family.groups for member in group.members)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertForMaskedLM", "BartForConditionalGeneration"])

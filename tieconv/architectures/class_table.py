@@ -107,7 +107,7 @@ def _record(stem: str, name: str) -> Mapping[str, Any] | None:
 
 @cache
 def exceptions(table: str) -> Mapping[str, Any]:
-    """Return the exceptions of a few model types, by type. ``table`` is ``names`` or ``flag``."""
+    """Return a few exceptions: ``names`` and ``flag`` by model type, ``switch`` by class."""
     by_type: Mapping[str, Any] = json.loads(data_text(__name__, "exceptions.json"))[table]
     return by_type
 

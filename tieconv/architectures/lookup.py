@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tieconv.architectures import class_table as table
+from tieconv.architectures.effective_flag import nested
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Part, Role, TieGroup, Tying
 from tieconv.text import shown, with_type
 
@@ -200,9 +201,13 @@ def load(architecture: str, config: Mapping[str, object]) -> Family | None:
     ``None`` if the table lacks the class, or the part in its config.
     """
     own = table.described(architecture, _type(config)) if architecture else None
-    composite = table.composite(architecture) if own is not None else None
-    if own is None or composite is None:
-        return table.load(architecture, _type(config))
+    if own is None:
+        return None
+    for path, value, changes in table.exceptions("switch").get(architecture, ()):
+        level, _, key = path.rpartition(".")
+        if (nested(config, level) or {}).get(key) is value:
+            own = {**own, **changes}
+    composite = table.composite(architecture) or {"parts": ()}
     record: Record | None = own
     text = None
     for part in composite["parts"]:

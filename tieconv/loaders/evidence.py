@@ -469,15 +469,10 @@ def unclear_class(inspection: Inspection, *, codes: bool = False) -> Refusal | N
         return unknown(f"tieconv has no measurement of {_class_name(family)}")
     if family.mlx_names and not codes:
         return unknown("mlx-lm or mlx-vlm named the tensors, and tieconv has no measurement of this loader for that")
-    names = unexplained(inspection)
-    if names:
+    if names := unexplained(inspection):
         return unknown(f"{shown(names[0])} may be part of the head or embedding, and tieconv does not know its form")
     if family.pieces:
         return unknown("the file stores the input embedding as several tensors")
-    # Whether the config gives the encoder and the decoder separate tables, as Marian's can.
-    shared = effective_flag.text_config(inspection).get("share_encoder_decoder_embeddings", True)
-    if not shared and inspection.family.text_type in release_tables.names("transformers-5", "halves apart"):
-        return unknown("share_encoder_decoder_embeddings is false, and tieconv has no measurement of that")
     tables = () if codes else (name for name in (family.input_embedding, family.output_head) if name)
     for name in tables:
         if quantised_twin(in_file(inspection, name), inspection.checkpoint.tensors) is not None:
