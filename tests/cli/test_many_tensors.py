@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.hostile import entry, file_of
 from tests.patience import HANGS
 
-WRITE = """
+NAME = "model.layers.{}.mlp.experts.{}.weight"
+SAVE = """
 import sys, torch
-from safetensors.torch import save_file
-state = {f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.weight": torch.zeros(1) for i in range(int(sys.argv[2]))}
-torch.save(state, sys.argv[1]) if sys.argv[1].endswith(".bin") else save_file(state, sys.argv[1])
+state = {sys.argv[3].format(i // 1000, i % 1000): torch.zeros(1) for i in range(int(sys.argv[2]))}
+torch.save(state, sys.argv[1])
 """
 CALLS = """
 import cProfile, pstats, sys
@@ -54,7 +55,12 @@ def child(script: str, *arguments: object) -> list[float]:
 
 
 def write(path: Path, tensors: int) -> Path:
-    child(WRITE, path, tensors)
+    if path.suffix == ".bin":
+        child(SAVE, path, tensors, NAME)
+    else:
+        names = (NAME.format(i // 1000, i % 1000) for i in range(tensors))
+        header = {name: entry("F32", [1], [4 * i, 4 * i + 4]) for i, name in enumerate(names)}
+        path.write_bytes(file_of(header, bytes(4 * tensors)))
     return path
 
 
