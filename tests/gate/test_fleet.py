@@ -237,6 +237,12 @@ def test_runs_of_other_depths_are_not_compared(fleet: Path) -> None:
     assert "cannot be compared" in refused("fleet report flat --since deep")
 
 
+def test_results_are_not_written_into_a_model(fleet: Path) -> None:
+    model = next(path for path in Path("fleet").iterdir() if (path / "model.safetensors").exists())
+    before = sorted(model.iterdir())
+    assert "holds a model" in refused(f"fleet check fleet -o {model}") and sorted(model.iterdir()) == before
+
+
 def test_no_run(fleet: Path) -> None:
     assert "holds no run" in refused("fleet report fleet")
     assert "cannot be read" in refused("fleet report nowhere")

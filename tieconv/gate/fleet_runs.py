@@ -22,6 +22,7 @@ from tieconv.errors import SettingsError, TieconvError
 from tieconv.execute.tree import walk
 from tieconv.formats.strict_json import LAST_SECOND, line_of, parse_json, parse_line, real, whole
 from tieconv.gate.examine import RUN_SCHEMA, Inspect, entry_of, examine, model_of
+from tieconv.gate.model_sources import holds_weights
 from tieconv.gate.workers import Workers, unordered
 from tieconv.sources import is_hub, is_object
 from tieconv.sources.local import locate
@@ -133,6 +134,8 @@ class RunPart(Generic[R]):
             os.makedirs(directory, exist_ok=True)
         except OSError as error:
             raise unwritable(directory, error) from error
+        if holds_weights(directory):
+            raise SettingsError(f"{shown(directory)} holds a model", "give another RUNS with -o", "fleet.directory")
         self.known: dict[str, str] = {}
         self._file = LineFile(os.path.join(directory, f"{name}{LINES}"), form.schema)
         for line in self._file.read(partial(_parsed, form)):

@@ -54,7 +54,7 @@ def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
     """
     if has_magic(source) and not os.path.lexists(source):
         paths = (path for path in glob(source, recursive=True) if os.path.isdir(path) or is_weight(path))
-        matches = sorted(path.rstrip(os.sep) for path in paths if not os.path.isdir(path) or _holds_weights(path))
+        matches = sorted(path.rstrip(os.sep) for path in paths if not os.path.isdir(path) or holds_weights(path))
         directories = {path for path in matches if os.path.isdir(path)}
         matches = [path for path in matches if os.path.dirname(path) not in directories or path in directories]
         if not matches:
@@ -66,7 +66,7 @@ def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
         return tuple(model for path in matches for model in _each_gguf(path))
     if not os.path.isdir(source):
         return (source,)
-    if not recursive and _holds_weights(source) and not _is_collection(source):
+    if not recursive and holds_weights(source) and not _is_collection(source):
         return _each_gguf(source)
     below = tuple(model for directory in _below(source) for model in (*_each_gguf(directory), *_graphs(directory)))
     return below or (source,)
@@ -130,7 +130,8 @@ def _is_skipped(directory: str) -> bool:
     return hidden or os.path.islink(directory) or os.path.lexists(os.path.join(directory, "pyvenv.cfg"))
 
 
-def _holds_weights(directory: str) -> bool:
+def holds_weights(directory: str) -> bool:
+    """Return whether a directory holds a weight file, or cannot be listed."""
     try:
         with os.scandir(directory) as entries:
             return any(is_weight(entry.name) for entry in entries)
