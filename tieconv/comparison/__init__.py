@@ -25,14 +25,25 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     config = compare_configs(quantised_config(a), quantised_config(b))
     reasons = tuple(_reasons(a, b, pairs, tensors, config))
     files = tuple(compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b))
-    compared = equal, tensors, config, files, reader.bytes_read, tuple(_notes(a, b, config, files)), matrices
-    return results.Comparison(_side(a), _side(b), not reasons, reasons, *compared)
+    return results.Comparison(
+        a=_side(a),
+        b=_side(b),
+        same_function=not reasons,
+        reasons=reasons,
+        equal=equal,
+        tensors=tensors,
+        config=config,
+        files=files,
+        bytes_compared=reader.bytes_read,
+        notes=tuple(_notes(a, b, config, files)),
+        matrices=matrices,
+    )
 
 
 def _side(inspection: Inspection) -> results.Side:
     checkpoint, architecture = inspection.checkpoint, inspection.family.architecture
-    stored = len(checkpoint.tensors), inspection.bytes_stored
-    return results.Side(checkpoint.source, checkpoint.format, architecture, *stored)
+    tensors, bytes_stored = len(checkpoint.tensors), inspection.bytes_stored
+    return results.Side(checkpoint.source, checkpoint.format, architecture, tensors, bytes_stored)
 
 
 def _tensors(

@@ -134,8 +134,8 @@ def _saved(
     storage = tensor.storage or tensor
     size = sum(map(content_size, write_plan.parts(_content(storage))))
     offset = offset_in_storage(tensor) // WIDTHS[tensor.dtype]
-    view = offset, tuple(tensor.shape), tensor.stride or row_major(tensor.shape)
-    return SavedTensor(tensor.name, tensor.dtype, keys[storage], size, *view)
+    stride = tensor.stride or row_major(tensor.shape)
+    return SavedTensor(tensor.name, tensor.dtype, keys[storage], size, offset, tuple(tensor.shape), stride)
 
 
 def checksum(descriptor: int, start: int, size: int) -> int:

@@ -181,8 +181,17 @@ def _figures(differences: Difference, *, same_dtype: bool) -> proved.RowFigures:
     ranges = tuple((first, end) for first, end in rows.ranges)
     max_ulp = differences.max_ulp if same_dtype and not nan_rows else None
     max_abs = None if differences.unbounded else differences.max_abs
-    sizes = max_ulp, max_abs, differences.relative_rms, differences.sign_of_zero_only, nan_rows
-    return proved.RowFigures(rows.count, differences.rows, ranges, rows.complete, *sizes)
+    return proved.RowFigures(
+        rows_differing=rows.count,
+        rows=differences.rows,
+        row_ranges=ranges,
+        rows_listed_completely=rows.complete,
+        max_ulp=max_ulp,
+        max_abs=max_abs,
+        relative_rms=differences.relative_rms,
+        sign_of_zero_only=differences.sign_of_zero_only,
+        nan_rows=nan_rows,
+    )
 
 
 # Decide whether one matrix is the transpose of another: probe first, then prove over every element.

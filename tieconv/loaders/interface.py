@@ -374,9 +374,17 @@ class Consumer:
             rests_on += f" with {min(run)}, not with this class"
         if self.version == "4.48" and answer.outcome is Outcome.DISCARDED:
             rests_on += " in its default float32"  # it keeps the other table if it does not convert the type
-        why = bool(self.ran), rests_on, self.cited
-        tensors = answer.tensors, answer.dropped
-        return Prediction(self.name, self.version, answer.outcome, answer.detail, *why, *tensors)
+        return Prediction(
+            name=self.name,
+            version=self.version,
+            outcome=answer.outcome,
+            detail=answer.detail,
+            measured=bool(self.ran),
+            basis=rests_on,
+            cited=self.cited,
+            tensors=answer.tensors,
+            dropped=answer.dropped,
+        )
 
     def _of_quantised(self, inspection: Inspection, loaded: Loaded) -> Verdict | None:
         """Return the answer about quantised tables, ``None`` if the model has none and its config describes none."""

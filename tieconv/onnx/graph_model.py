@@ -275,8 +275,20 @@ def shared_matrix(
 ) -> SharedMatrix:
     """Return what happens to the matrix of an initializer. ``stored`` and ``held`` are bytes before and after."""
     assert value.const_value is not None
-    form = value.const_value.dtype.name, sides(value.const_value.shape)
-    return SharedMatrix(file.name, kinds, str(value.name), dropped, nodes, *form, *stored, *held, **more)
+    return SharedMatrix(
+        graph=file.name,
+        kinds=kinds,
+        initializer=str(value.name),
+        dropped=dropped,
+        nodes=nodes,
+        dtype=value.const_value.dtype.name,
+        shape=sides(value.const_value.shape),
+        stored_before=stored[0],
+        stored_after=stored[1],
+        held_before=held[0],
+        held_after=held[1],
+        **more,
+    )
 
 
 def opset(model: ir.Model) -> int:

@@ -245,9 +245,15 @@ def _measured_quantised(
         del torch_model
     judged = judge(work, store, errors, subject.precision, name)
     ours, good = (_float_errors(work, store, name) for name in ("as it runs", "good"))
-    losses = _loss(ours, lost), _loss(good, good_nats), _perplexity(nats)
-    words = (0, "") if tokens is None else (tokens.predicted, tokens.source)
-    quantised = Quantised(compared.weights, compared.unmatched, *losses, *words)
+    quantised = Quantised(
+        compared.weights,
+        compared.unmatched,
+        _loss(ours, lost),
+        _loss(good, good_nats),
+        _perplexity(nats),
+        0 if tokens is None else tokens.predicted,
+        "" if tokens is None else tokens.source,
+    )
     stored = (*structure_gates(subject.structure), weight_gate(quantised), *identity_gates(identity))
     gates = (*stored, *judged.gates(), *loss_gates(quantised, good.positions))
     passed = all(gate.passed for gate in gates) and any(gate.name == "kl" for gate in gates)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -167,10 +166,19 @@ class SharePass(InPlacePass):
         size = survivor.const_value.nbytes
         copies = 2 if any(use.flipped for use in uses_of(survivor)) else 1
         others = len(whole.members) - len(members) + _constants(self._file.model, survivor.const_value)
-        more: dict[str, Any] = {"left": left, "rounded": loose, "form": setting.form if heads else None}
-        totals = (stored, size), (held, copies * size)
-        promised = copies + _FORMS * others
-        return shared_matrix(self._file, survivor, kinds, *totals, dropped, nodes, copies_promised=promised, **more)
+        return shared_matrix(
+            self._file,
+            survivor,
+            kinds,
+            stored=(stored, size),
+            held=(held, copies * size),
+            dropped=dropped,
+            nodes=nodes,
+            left=left,
+            copies_promised=copies + _FORMS * others,
+            rounded=loose,
+            form=setting.form if heads else None,
+        )
 
     def left(self, why: str) -> None:
         """Report every group as unchanged: the pass does not run."""
