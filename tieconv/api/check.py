@@ -63,10 +63,17 @@ def check(
 
     A model may also be a `torch.nn.Module`, which is checked in this process. ``base`` is the base model of adapters.
     """
-    chosen = {"select": selectors(select, "select"), "ignore": selectors(ignore, "ignore"), "fail_on": fail_on}
-    known, path = str(baseline) if baseline else None, str(settings) if settings else None
-    reads = {"depth": depth, "consumers": consumers, "baseline": known}
-    policy = find_policy((), config=path, no_config=not settings, **chosen, **reads)
+    policy = find_policy(
+        (),
+        config=str(settings) if settings else None,
+        no_config=not settings,
+        select=selectors(select, "select"),
+        ignore=selectors(ignore, "ignore"),
+        fail_on=fail_on,
+        depth=depth,
+        consumers=consumers,
+        baseline=str(baseline) if baseline else None,
+    )
     single = isinstance(models, str) or hasattr(models, "__fspath__") or is_module(models)
     several = [models] if single else list(models)  # type: ignore[arg-type]  # an iterable if none of the three
     modules = [model for model in several if is_module(model)]
@@ -82,16 +89,40 @@ def check(
     return in_memory_too(report, policy, evidence)
 
 
-def find_policy(models: Iterable[str], *, config: str | None = None, no_config: bool = False, **options: Any) -> Policy:
-    """Return the policy for ``models``. ``options`` are those of `make_policy`.
+def find_policy(
+    models: Iterable[str],
+    *,
+    config: str | None = None,
+    no_config: bool = False,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: str | None = None,
+    depth: Depth | str | None = None,
+    consumers: str | None = None,
+    baseline: str | None = None,
+    without_baseline: bool = False,
+    searched: Iterable[str] = (),
+) -> Policy:
+    """Return the policy for ``models``.
 
     The settings are those of ``config``; none with ``no_config``. By default they are those in the working directory
-    or the closest parent directory in the repository. Those inside a model do not count.
+    or the closest parent directory in the repository. Those inside a model do not count. Every model of the
+    ``searched`` directories is checked.
     """
     from tieconv.gate.policy import find_settings, load_settings, make_policy
 
     settings = load_settings(config) if config else Settings() if no_config else find_settings(models)
-    return make_policy(settings, **options)
+    return make_policy(
+        settings,
+        select=select,
+        ignore=ignore,
+        fail_on=fail_on,
+        depth=depth,
+        consumers=consumers,
+        baseline=baseline,
+        without_baseline=without_baseline,
+        searched=searched,
+    )
 
 
 def ray_cluster(address: str | None = None) -> RayExecutor:

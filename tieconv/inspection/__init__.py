@@ -48,14 +48,24 @@ def inspect_checkpoint(
     stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
     wasted += storage.unused if storage else 0
-    shadows = _shadows(checkpoint, reader, depth, played)
-    wrapped = () if ties else _wrapped_ties(family, config, tensors, reader, depth)
-    sizes = stored, max(stored - wasted, 0), getattr(reader, "bytes_read", 0)
-    inspection = Inspection(checkpoint, family, depth, config, view, ties, duplicates, *sizes, shadows=shadows)
-    inspection = replace(inspection, storage=storage, wrapped_ties=wrapped)
-    left = _not_compared(tensors, view, played, reader, depth)
-    declared = declared_quantisation(checkpoint.quantisation_values, family.output_head)
-    inspection = _with_quantised(replace(inspection, quantisation=declared, not_compared=left), reader)
+    inspection = Inspection(
+        checkpoint=checkpoint,
+        family=family,
+        depth=depth,
+        config=config,
+        head=view,
+        ties=ties,
+        duplicates=duplicates,
+        bytes_stored=stored,
+        bytes_unique=max(stored - wasted, 0),
+        bytes_read=getattr(reader, "bytes_read", 0),
+        shadows=_shadows(checkpoint, reader, depth, played),
+        storage=storage,
+        wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
+        not_compared=_not_compared(tensors, view, played, reader, depth),
+        quantisation=declared_quantisation(checkpoint.quantisation_values, family.output_head),
+    )
+    inspection = _with_quantised(inspection, reader)
     return replace(inspection, config=replace(config, effect=effect(inspection)))
 
 

@@ -40,11 +40,19 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
     left = [record for name, record in tensors.items() if name not in compared]
     stored = sum({tensor.range: tensor.range.size for tensor in tensors.values()}.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
-    seen = config or ConfigView("", (), (), False, "", known=False)
-    head = _view(checkpoint.graphs, tensors, reader, depth)
-    sizes = stored, max(stored - wasted, 0), getattr(reader, "bytes_read", 0)
-    unseen = None if depth is Depth.FULL else NotCompared.among(left)
-    inspection = Inspection(checkpoint, family, depth, seen, head, ties, duplicates, *sizes, not_compared=unseen)
+    inspection = Inspection(
+        checkpoint=checkpoint,
+        family=family,
+        depth=depth,
+        config=config or ConfigView("", (), (), False, "", known=False),
+        head=_view(checkpoint.graphs, tensors, reader, depth),
+        ties=ties,
+        duplicates=duplicates,
+        bytes_stored=stored,
+        bytes_unique=max(stored - wasted, 0),
+        bytes_read=getattr(reader, "bytes_read", 0),
+        not_compared=None if depth is Depth.FULL else NotCompared.among(left),
+    )
     inspection = _with_quantised(inspection, reader)
     return replace(inspection, config=_answered(config, inspection))
 

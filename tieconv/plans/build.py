@@ -57,10 +57,20 @@ def build(
         files = files_of(edits)
         if text is not None:
             files = with_text(files, text, changes)
-        parts = files.operations, files.weights, files.texts, files.links, files.removed
-        states, line = dict(checkpoint.states), _summary(command, files.operations, bool(changes))
-        proofs = tuple(edits.proofs)
-        return write_plan.Plan(command, checkpoint, states, *parts, promises, line, options=options, proofs=proofs)
+        return write_plan.Plan(
+            command=command,
+            checkpoint=checkpoint,
+            fingerprint=dict(checkpoint.states),
+            operations=files.operations,
+            weights=files.weights,
+            texts=files.texts,
+            links=files.links,
+            removed=files.removed,
+            promises=promises,
+            summary=_summary(command, files.operations, bool(changes)),
+            options=options,
+            proofs=tuple(edits.proofs),
+        )
 
     plan = drafted(promises)
     after = described(inspection, plan)
@@ -227,12 +237,19 @@ def plan_add_format(inspection: Inspection) -> write_plan.Plan:
     guard_named(checkpoint, again(inspection, "inspect"))
     weights = with_format(checkpoint)
     keeps = (write_plan.KeepTensor(name) for name in checkpoint.tensors)
-    operations: tuple[write_plan.Operation, ...] = (*named(weights), *keeps)
-    links = tuple(write_plan.LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items()))
-    promises = write_plan.Promises(inspection.config.effective, ())
-    line = summary(weights) or 'the metadata already has a "format" entry: nothing to change'
-    files, states, options = (weights, (), links, ()), dict(checkpoint.states), {"add-format": "true"}
-    plan = write_plan.Plan("reindex", checkpoint, states, operations, *files, promises, line, options)
+    plan = write_plan.Plan(
+        command="reindex",
+        checkpoint=checkpoint,
+        fingerprint=dict(checkpoint.states),
+        operations=(*named(weights), *keeps),
+        weights=weights,
+        texts=(),
+        links=tuple(write_plan.LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items())),
+        removed=(),
+        promises=write_plan.Promises(inspection.config.effective, ()),
+        summary=summary(weights) or 'the metadata already has a "format" entry: nothing to change',
+        options={"add-format": "true"},
+    )
     return judged(plan, inspection, described(inspection, plan), ())
 
 

@@ -82,11 +82,17 @@ def weight_identity(
     search.held.update(dict.fromkeys(rest.held, "parts"))
     lost = [entry for entry in lost if entry.name not in rest.forms]
     missing = {entry.name for entry in lost}
-    size = sum(record.nbytes for record in floats)
-    size_found = sum(record.nbytes for record in floats if record.name not in missing)
-    counts = len(floats), len(floats) - len(lost), size, size_found
-    unexplained = tuple(_unexplained(graph, search.held, matrices, computed))
-    return Identity(*counts, dict(forms), tuple(lost), unexplained, tuple(unused), copies)
+    return Identity(
+        tensors=len(floats),
+        found=len(floats) - len(lost),
+        bytes=sum(record.nbytes for record in floats),
+        bytes_found=sum(record.nbytes for record in floats if record.name not in missing),
+        how=dict(forms),
+        lost=tuple(lost),
+        unexplained=tuple(_unexplained(graph, search.held, matrices, computed)),
+        unused=tuple(unused),
+        copies=copies,
+    )
 
 
 def _bits_of(weight: Initializer) -> Weight:

@@ -56,10 +56,20 @@ class PlannedGraphs(Printed):
         after |= {file.name: file.size for file in store.files}
         anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
         linked = 0 if named else sum(size for name, size in self.listing.entries.items() if name not in anew)
-        graphs = tuple(file.name for file in self.files), tuple(store.graphs), self.matrices
-        moved = sum(file.nbytes for file in store.data), store.bytes_written, linked
-        sizes = sum(before.values()), sum(after.values())
-        return GraphPlan(self.command, self.listing.source, self.form, *graphs, *moved, *sizes, self.notes)
+        return GraphPlan(
+            command=self.command,
+            source=self.listing.source,
+            form=self.form,
+            names=tuple(file.name for file in self.files),
+            changed=tuple(store.graphs),
+            matrices=self.matrices,
+            bytes_read=sum(file.nbytes for file in store.data),
+            bytes_written=store.bytes_written,
+            bytes_linked=linked,
+            bytes_before=sum(before.values()),
+            bytes_after=sum(after.values()),
+            notes=self.notes,
+        )
 
     def __str__(self) -> str:
         from tieconv.reporters.text.plan_text import render

@@ -203,15 +203,21 @@ def _assemble(
         for name in checkpoint.tensors
     )
     linked = ((name, size) for name, size in _links(checkpoint, before, used) if name not in written)
-    links = tuple(write_plan.LinkFile(name, size) for name, size in linked)
-    # A training checkpoint holds more than the new files, so convert does not remove it.
-    removed = () if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used)
-    parts = (*kept_or_dropped, *operations(checkpoint)), changed, rewritten, links, removed
-    promises = kept_promises(inspection, inspection.ties, checkpoint.tensors.keys() - dropped.keys())
-    line = _summary(to, weights, changed)
-    states, options = dict(checkpoint.states), {"to": str(to)}
-    proved = proofs(checkpoint, dropped)
-    return write_plan.Plan("convert", checkpoint, states, *parts, promises, line, options=options, proofs=proved)
+    return write_plan.Plan(
+        command="convert",
+        checkpoint=checkpoint,
+        fingerprint=dict(checkpoint.states),
+        operations=(*kept_or_dropped, *operations(checkpoint)),
+        weights=changed,
+        texts=rewritten,
+        links=tuple(write_plan.LinkFile(name, size) for name, size in linked),
+        # A training checkpoint holds more than the new files, so convert does not remove it.
+        removed=() if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used),
+        promises=kept_promises(inspection, inspection.ties, checkpoint.tensors.keys() - dropped.keys()),
+        summary=_summary(to, weights, changed),
+        options={"to": str(to)},
+        proofs=proofs(checkpoint, dropped),
+    )
 
 
 def _stands(checkpoint: Checkpoint, output: write_plan.OutputWeights) -> bool:

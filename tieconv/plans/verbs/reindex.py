@@ -10,7 +10,7 @@ from tieconv.checkpoint import value_type
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Caution, Checkpoint, weight_map
 from tieconv.checkpoint.weight_file import TensorRecord
-from tieconv.checkpoint.write_plan import Equal, KeepTensor, LinkFile, Operation, OutputText, Plan, Promises
+from tieconv.checkpoint.write_plan import Equal, KeepTensor, LinkFile, OutputText, Plan, Promises
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import strict_json as spelled_json
 from tieconv.formats.directory import DIGITS, LIMIT
@@ -62,15 +62,22 @@ def plan_reindex(
     if not changed:
         files[name] = checkpoint.states[name].size
     rewritten = {output.name for output in weights}
-    operations: tuple[Operation, ...] = (*named_format.named(weights), *(KeepTensor(tensor) for tensor in homes))
-    texts = (OutputText(name, text),) if changed else ()
     unwritten = ((file, size) for file, size in sorted(files.items()) if file not in rewritten.union(left_out))
-    links = tuple(LinkFile(file, size) for file, size in unwritten)
-    line = _both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed)
-    options = {"prune": str(prune).lower(), "add-format": str(add_format).lower()}
-    notes = (*_index_notes(checkpoint, carried), *_entry_notes(strays, prune, old, homes))
-    parts = operations, weights, texts, links, left_out, Promises(None, ()), line, options, notes
-    plan = Plan("reindex", checkpoint, dict(checkpoint.states), *parts, tuple(_proofs(checkpoint, homes)))
+    plan = Plan(
+        command="reindex",
+        checkpoint=checkpoint,
+        fingerprint=dict(checkpoint.states),
+        operations=(*named_format.named(weights), *(KeepTensor(tensor) for tensor in homes)),
+        weights=weights,
+        texts=(OutputText(name, text),) if changed else (),
+        links=tuple(LinkFile(file, size) for file, size in unwritten),
+        removed=left_out,
+        promises=Promises(None, ()),
+        proofs=tuple(_proofs(checkpoint, homes)),
+        summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
+        options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
+        notes=(*_index_notes(checkpoint, carried), *_entry_notes(strays, prune, old, homes)),
+    )
     if evidence is None or not old or [file.name + INDEX_SUFFIX for file in checkpoint.files] == [name]:
         return plan  # no loader reads shards without an index, or the names in the index of a single file
     # The model as loaders read it through the old index.
