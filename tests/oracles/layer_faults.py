@@ -1,0 +1,80 @@
+"""Load files with a layer too few or too many: ``python -m tests.oracles.layer_faults LOADER PYTHON SPEC [CLASS ...]``.
+
+PYTHON is the interpreter of an environment of `tests.oracles.environments`, and SPEC selects its rows, such as
+``"vllm>=0.29"``. It prints each file with the prediction, and exits with 1 if an error was predicted and not seen.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from tests.oracles import checkpoints
+from tests.oracles.checkpoints import FAMILIES, Cell
+from tests.oracles.measure import Runner
+from tieconv import inspect
+from tieconv.architectures.class_table import layer_lists
+
+Tensors = dict[str, Any]
+Change = Callable[[Tensors], object]
+
+
+def faults(start: str, beside: list[str]) -> Iterator[tuple[str, Change]]:
+    """Yield what happens to a list of layers: the last one goes, it comes twice, or what is beside them goes."""
+
+    def last(tensors: Tensors) -> tuple[int, list[str]]:
+        numbers = {int(found[1]) for name in tensors if (found := re.match(rf"{re.escape(start)}(\d+)\.", name))}
+        number = max(numbers, default=-1)
+        return number, [name for name in tensors if name.startswith(f"{start}{number}.")]
+
+    def drop(tensors: Tensors) -> None:
+        for name in last(tensors)[1]:
+            del tensors[name]
+
+    def repeat(tensors: Tensors) -> None:
+        number, names = last(tensors)
+        for name in names:
+            tensors[name.replace(f"{start}{number}.", f"{start}{number + 1}.")] = tensors[name].clone()
+
+    yield f"without the last of {start}", drop
+    yield f"one more of {start}", repeat
+    parent = start[: start.rstrip(".").rfind(".") + 1]
+    for name in beside[:1]:
+        yield f"without {parent}{name}", lambda tensors, name=f"{parent}{name}": tensors.pop(name, None)
+
+
+def main(loader: str, python: str, spec: str, *classes: str) -> int:
+    """Print each file, and return how many predicted errors were not seen, at most 1."""
+    runner, wrong = Runner(loader, python), 0
+    for kind in classes or FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            made = checkpoints.base(kind, Path(folder))
+            cell = Cell(kind, (True,) * checkpoints.levels(made.family), "equal")
+            every = [fault for start, _, _, beside in layer_lists(made.family) for fault in faults(start, beside)]
+            for number, (title, change) in enumerate([("whole", lambda tensors: None), *every]):
+                model = checkpoints.write(cell, made, Path(folder) / str(number))
+                tensors = load_file(model / "model.safetensors")
+                change(tensors)
+                save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+                row = inspect(model, consumers=spec).consumers[-1]
+                seen = runner.observe(checkpoints.job(cell, made, model, number))
+                shutil.rmtree(model)
+                print(
+                    f"{kind}, {title}: predicted {row.outcome}, saw {seen['outcome']} {seen['why']}"[:200], flush=True
+                )
+                if title == "whole" and seen["outcome"] in ("error", "unmatched"):
+                    break  # the loader does not run the class here
+                wrong += row.outcome == "error" and seen["outcome"] not in ("error", "unmatched")
+    runner.close()
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
