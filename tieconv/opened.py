@@ -167,7 +167,8 @@ def _with_base(evidence: Inspection, base: str | None) -> Inspection:
     try:
         listing = locate(named)
         with open_files(listing.root) as files:
-            evidence_of_base = inspect_checkpoint(read_checkpoint(listing, files), files, Depth.HEADER)
+            read = read_checkpoint(listing, files)
+            evidence_of_base = inspect_checkpoint(read, tensor_reader(read, files), evidence.depth)
     except UnreadableError:
         if base is not None:
             raise

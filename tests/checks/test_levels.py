@@ -358,6 +358,10 @@ def test_a_tensor_in_another_shard_is_found_if_the_index_names_that_shard(tmp_pa
     (finding,) = [finding for finding in api.inspect(folder).findings if finding.rule == "IDX001"]
     assert str(finding.level) == ("warning" if listed else "error")
     assert ("read all shards of the index, so they find it" in finding.message) is listed
+    mapped["model.gone.weight"] = FIRST
+    folder = save_shards(tmp_path / "gone", flagged(LLAMA, False), shards, mapped)
+    (finding,) = [finding for finding in api.inspect(folder).findings if finding.rule == "IDX001"]
+    assert finding.level == "error" and (f" {HEAD} is in {SECOND}. A loader" in finding.message) is listed
 
 
 ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}

@@ -452,6 +452,15 @@ def test_no_settings_of_a_model_silence_it(models: Path, tmp_path: Path, monkeyp
             file.unlink()
 
 
+def test_a_mistyped_model_leaves_the_settings(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is there, so the settings beside it did not come with one."""
+    shutil.copytree(models / "llama-diverged", tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tieconv.toml").write_text('ignore = ["TIE001"]\n')
+    result = run("check", "model", "nomodel", "--format", "json")
+    assert result.exit_code == 2 and json.loads(result.stdout)["settings"] == "tieconv.toml", result.output
+
+
 def test_settings_end_at_the_root_of_the_repository(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import tieconv as api
 from fixtures.torch_files import Case, hostile
-from tests.checks.fixtures.model import EMBED, GEMMA, Array, flagged, matrix, save, weights
+from tests.checks.fixtures.model import EMBED, GEMMA, T5, Array, flagged, matrix, save, weights
 from tests.checks.fixtures.more import LORA, base_of, save_adapter
 from tests.schemas import validate
 from tieconv.errors import RefusedError, TieconvError
@@ -57,6 +57,17 @@ def test_either_side_of_a_tied_pair(tensors: dict[str, Array], tied: bool, tmp_p
         (finding,) = api.inspect(folder).findings
         assert finding.remedy is not None
         assert (finding.remedy.command, finding.remedy.safe) == (f"tieconv untie {base} -o OUT", True)
+
+
+@pytest.mark.parametrize("depth", ["header", "candidates"])
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_t5_with_a_separate_head(flag: bool, depth: str, tmp_path: Path) -> None:
+    """transformers 5 declares a T5 tied and loads the head of a Flan-T5 as it is; transformers 4 ties by the flag."""
+    stored = {"shared.weight": matrix(), "lm_head.weight": matrix(seed=1)}
+    base = save(tmp_path / "model" / "base", flagged(T5, flag), stored)
+    folder = save_adapter(tmp_path / "model", {f"{WRAPPED}lm_head.lora_A.weight": matrix(2, 4)}, base)
+    findings = api.inspect(folder, depth=depth).findings
+    assert ("PEF001" in {finding.rule for finding in findings}) is flag
 
 
 @pytest.mark.parametrize("base", [None, "org/absent", "", "\x1b[31m"])

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from tieconv.architectures.effective_flag import reading_v4
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import Adapter
 from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
@@ -363,7 +364,12 @@ def replaced(inspection: Inspection) -> tuple[str, ...]:
 def tied_pair(base: Inspection | None) -> Tie | None:
     """Return the group of the base model's embedding and head, if its config ties them."""
     tie = base.word_tie if base is not None else None
-    return tie if tie is not None and tie.declared else None
+    if base is None or tie is None or not tie.declared:
+        return None
+    # transformers 5 declares T5 tied with any flag, and loads a different head under a false one as it is.
+    apart = {member.name for member in tie.members if member.state in (State.NEAR, State.DISTINCT, State.UNREAD)}
+    head = base.head.output_head
+    return None if head and head.name in apart and not reading_v4(base) else tie
 
 
 def in_pair(modules: Iterable[str], base: Inspection | None) -> tuple[str, ...]:

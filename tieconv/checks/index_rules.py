@@ -42,10 +42,13 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
     shards, stored = weight_map(inspection.checkpoint.index), inspection.checkpoint.tensors
     for caution in evidence.cautions(inspection, "index.absent-tensor"):
         wrong = [*dict.fromkeys(shards[name] for name in caution.tensors)]
-        homes = [*dict.fromkeys(stored[name].range.file for name in caution.tensors if name in stored)]
+        held = [name for name in caution.tensors if name in stored]
+        homes = [*dict.fromkeys(stored[name].range.file for name in held)]
         them, do = evidence.verb(caution.tensors, "it", "them"), evidence.verb(wrong, "does", "do")
-        home = f" {evidence.verb(caution.tensors, 'It is', 'They are')} in {evidence.listed(homes)}." if homes else ""
-        elsewhere = all(name in stored for name in caution.tensors) and {*homes} <= {*shards.values()}
+        subject = evidence.clause(held, "is", "are") if len(held) < len(caution.tensors) else ""
+        subject = subject or evidence.verb(held, "It is", "They are")
+        home = f" {subject} in {evidence.listed(homes)}." if homes else ""
+        elsewhere = len(held) == len(caution.tensors) and {*homes} <= {*shards.values()}
         if elsewhere:
             home += f" transformers 4.57 and 5.23 read all shards of the index, so they find {them}."
         yield absent_tensor.finding(

@@ -224,9 +224,9 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
-    If the class gives all layers the same tensors, it also reports the weights that one of three or more layers lacks. Their
-    biases count too. It also looks for the parameters beside the layers that the class has with every config. An example is the
-    last norm. It compares no values.
+    If the class gives all layers the same tensors, it also reports the weights that a single layer lacks. Their biases
+    count too. Of two layers it cannot tell. It also looks for the parameters beside the layers that the class has with
+    every config. An example is the last norm. It compares no values.
 
     The class must be in the table, and the stored layers must have its names. It does not compare layers of fewer than four
     tensors. In a quantised model it only looks for whole layers.

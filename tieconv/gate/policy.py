@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -318,7 +319,8 @@ def _is_repository(directory: str) -> bool:
 def _model_roots(model: str) -> Iterator[str]:
     """Yield the directory of a model, and each directory above it that the model is a part of."""
     path = os.path.realpath(model)
-    directory = path if os.path.isdir(path) else os.path.dirname(path)
+    mistyped = not os.path.lexists(path) and not glob.has_magic(path)  # no model is there, nor below it
+    directory = path if os.path.isdir(path) or mistyped else os.path.dirname(path)
     yield directory
     for above in upward(os.path.dirname(directory)):
         if not _PARTS.fullmatch(os.path.basename(directory)) and not _is_model(above):
