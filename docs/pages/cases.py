@@ -60,12 +60,23 @@ def data() -> str:
             "symptom": f"{case.symptom}.",
             "messages": [message.text for message in case.messages],
             "rules": [names[code] for code in sorted(case.linked_from)],
-            "fix": case.fix or (f"tieconv {case.remedy} MODEL -o OUT" if case.remedy else ""),
+            "fix": case.fix or _command(name, case),
             "guide": guide,
             "title": _title(guide),
         }
         lines.append(f"{json.dumps(name)}: {json.dumps(record)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _command(name: str, case: Case) -> str:
+    """Return the command that repairs the case, with the mark that its finding gives it."""
+    if not case.remedy:
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        inspection = _inspect(name, case, Path(folder))
+    remedies = [finding.remedy for finding in inspection.findings if finding.remedy] if inspection else []
+    unsafe = any(f" {case.remedy} " in remedy.command and not remedy.safe for remedy in remedies)
+    return f"tieconv {case.remedy} MODEL -o OUT{f' {REVIEW_FIRST}' if unsafe else ''}"
 
 
 def _summary() -> Iterator[str]:
