@@ -160,7 +160,10 @@ def _version(cursor: HeaderCursor) -> int:
         cursor.refuse(f"is {kind}, not a GGUF file", "magic", "convert the model again with llama.cpp")
     version = cursor.natural("<I")
     if version & 0xFFFF == 0 and version >> 16:
-        cursor.refuse("is a big-endian GGUF file", "big-endian", "convert it first: gguf-convert-endian FILE little")
+        hint = (
+            "convert the model again as little-endian; gguf-convert-endian spoils BF16 and codes that gguf 0.19 wrote"
+        )
+        cursor.refuse("is a big-endian GGUF file", "big-endian", hint)
     if version not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
         why = f"has GGUF version {version}, but tieconv reads versions {known}"
