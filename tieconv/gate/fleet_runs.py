@@ -135,7 +135,7 @@ class RunPart(Generic[R]):
         except OSError as error:
             raise unwritable(directory, error) from error
         if holds_weights(directory):
-            raise SettingsError(f"{shown(directory)} holds a model", "give another RUNS with -o", "fleet.directory")
+            raise SettingsError(f"{shown(directory)} holds a model", "name another directory", "fleet.directory")
         self.known: dict[str, str] = {}
         self._file = LineFile(os.path.join(directory, f"{name}{LINES}"), form.schema)
         for line in self._file.read(partial(_parsed, form)):
