@@ -68,6 +68,11 @@ def test_a_t5_with_a_separate_head(flag: bool, depth: str, tmp_path: Path) -> No
     folder = save_adapter(tmp_path / "model", {f"{WRAPPED}lm_head.lora_A.weight": matrix(2, 4)}, base)
     findings = api.inspect(folder, depth=depth).findings
     assert ("PEF001" in {finding.rule for finding in findings}) is flag
+    delta = {f"{WRAPPED}shared.token_adapter.trainable_tokens_delta": matrix(1)}
+    rows = save_adapter(tmp_path / "model", delta, base, trainable_token_indices={"shared": [1]})
+    (message,) = (entry.message for entry in api.inspect(rows, depth=depth).findings if entry.rule == "PEF005")
+    says = "The base model is tied" if flag else "The base model is untied" if depth == "candidates" else "If the base"
+    assert says in message
 
 
 @pytest.mark.parametrize("base", [None, "org/absent", "", "\x1b[31m"])

@@ -193,10 +193,19 @@ class Moments:
 def measure(embed: Table, head: Table) -> Moments:
     """Return the moments of the rows that both tables have. Raises the errors of the reader."""
     rows, width = min(embed.rows, head.rows), embed.width
-    of_rows = (np.zeros(embed.rows), np.zeros(head.rows)), np.zeros(rows), np.zeros(rows, bool), np.zeros(rows, bool)
-    of_columns = (np.zeros(width), np.zeros(width)), (np.zeros(width), np.zeros(width)), np.zeros(width)
-    narrower = "" if embed.form == head.form else _narrower(embed.form, head.form)
-    moments = Moments(rows, width, *of_rows, *of_columns, narrower, np.zeros(width, bool))
+    moments = Moments(
+        rows,
+        width,
+        (np.zeros(embed.rows), np.zeros(head.rows)),
+        np.zeros(rows),
+        np.zeros(rows, bool),
+        np.zeros(rows, bool),
+        (np.zeros(width), np.zeros(width)),
+        (np.zeros(width), np.zeros(width)),
+        np.zeros(width),
+        "" if embed.form == head.form else _narrower(embed.form, head.form),
+        np.zeros(width, bool),
+    )
     for start, stop in spans(rows, width):
         _add(moments, start, stop, embed.bits(start, stop), head.bits(start, stop), (embed.form, head.form))
     for side, table in enumerate((embed, head)):

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from tieconv.planned import PlannedWrite
 
 
-_VERBS = ("bias", "convert", "dedup", "reindex", "resize", "retie", "set-tie", "untie")
+_PLANNERS: dict[str, Callable[..., PlannedWrite]] = {
+    "bias": plans.plan_bias,
+    "convert": plans.plan_convert,
+    "dedup": plans.plan_dedup,
+    "reindex": plans.plan_reindex,
+    "resize": plans.plan_resize,
+    "retie": plans.plan_retie,
+    "set-tie": plans.plan_set_tie,
+    "untie": plans.plan_untie,
+}
 
 
 def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
@@ -40,10 +49,9 @@ def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
             raise RefusedError(f"dedup does not change the graph: {shown(left)}")
         return planned
     verb, *words = action.verb.split()
-    if verb not in _VERBS:
+    if verb not in _PLANNERS:
         raise ValueError(f"{action.verb!r} is not a command with a plan")
-    plan: Callable[..., PlannedWrite] = getattr(plans, f"plan_{verb.replace('-', '_')}")
-    return plan(*words, path=action.source, **dict(action.options))
+    return _PLANNERS[verb](*words, path=action.source, **dict(action.options))
 
 
 def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:

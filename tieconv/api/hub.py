@@ -58,9 +58,18 @@ def plan_push(
         left_out = grouped((*kept_back, *local[0].special), local[0].root)
         same = set(local[0].entries) - {change.name for change in file_changes}
         push_effects = effects(before, after, (hub_files, local[1]), same, compares=compares)
-    pushed_to = repo_path.repo, repo_path.revision, remote[2], pull_request
-    texts = message or title(file_changes), description(push_effects, file_changes, before, after)
-    return Push(str(directory), *pushed_to, *texts, push_effects, file_changes, left_out=left_out)
+    return Push(
+        directory=str(directory),
+        repo=repo_path.repo,
+        revision=repo_path.revision,
+        commit=remote[2],
+        pull_request=pull_request,
+        title=message or title(file_changes),
+        description=description(push_effects, file_changes, before, after),
+        effects=push_effects,
+        changes=file_changes,
+        left_out=left_out,
+    )
 
 
 def _guarded(directory: str | Path, remote: Model, local: Model) -> HubFiles:

@@ -133,19 +133,23 @@ def plan_retie(
 
     def measured(evidence: Inspection) -> Plan:
         if max_kl is not None:
-            if evidence.quantised is not None:
-                raise RefusedError(
-                    f"{shown(evidence.checkpoint.source)} has a quantised embedding or head, and --max-kl compares "
-                    "floats",
-                    Hint("leave out ", option("max_kl"), ": ", call("retie"), " ties quantised tables that are equal"),
-                    "tie.quantised",
-                )
-            return _within(evidence, make(evidence), str(chosen), max_kl, words)
+            return _within(evidence, make(_dense(evidence)), str(chosen), max_kl, words)
         return _unfolded(evidence, make) if fold_norm else make(evidence)
 
     # What is measured needs every number of both tables.
     fetch = fetch or fold_norm or max_kl is not None
     return Source(path, embed, head, drop_other_formats, fetch).plan(measured)
+
+
+def _dense(evidence: Inspection) -> Inspection:
+    """Return the evidence about tables of floats. Raises `RefusedError` for others."""
+    if evidence.quantised is not None:
+        raise RefusedError(
+            f"{shown(evidence.checkpoint.source)} has a quantised embedding or head, and --max-kl compares floats",
+            Hint("leave out ", option("max_kl"), ": ", call("retie"), " ties quantised tables that are equal"),
+            "tie.quantised",
+        )
+    return evidence
 
 
 def _within(evidence: Inspection, plan: Plan, survivor: str, max_kl: float, text: str | None) -> Plan:
@@ -294,18 +298,7 @@ def plan_resize(
     def make(evidence: Inspection) -> Plan:
         def mean_row(record: TensorRecord) -> bytes:
             with reading(evidence.checkpoint) as files:
-                import numpy as np
-
-                from tieconv.execute.arithmetic import floats, rounded
-
-                rows, width = record.shape
-                line = record.nbytes // rows
-                total = np.zeros(width)
-                for first in range(0, rows, _ROWS):
-                    block = bytearray(min(_ROWS, rows - first) * line)
-                    files.read_into(record.range, first * line, memoryview(block))
-                    total += floats(block, record.dtype).reshape(-1, width).sum(axis=0)
-                return rounded(total / rows, record.dtype)
+                return _mean_row(files, record)
 
         with opened(evidence.checkpoint.root) as (_, files, _):
             evidence = with_tokenizer(evidence, files)
@@ -316,6 +309,22 @@ def plan_resize(
 
 _ROWS = 4096
 """Number of rows of a matrix that are summed at once."""
+
+
+def _mean_row(reader: ByteReader, record: TensorRecord) -> bytes:
+    """Return the mean row of a matrix as bytes, summed in float64 and rounded once."""
+    import numpy as np
+
+    from tieconv.execute.arithmetic import floats, rounded
+
+    rows, width = record.shape
+    line = record.nbytes // rows
+    total = np.zeros(width)
+    for first in range(0, rows, _ROWS):
+        block = bytearray(min(_ROWS, rows - first) * line)
+        reader.read_into(record.range, first * line, memoryview(block))
+        total += floats(block, record.dtype).reshape(-1, width).sum(axis=0)
+    return rounded(total / rows, record.dtype)
 
 
 # Store the same tensors once, in another format, or with another index.

@@ -88,13 +88,21 @@ def _without_head(architecture: str, sibling: Family) -> Family:
         ]
         if len(shared_names) > 1:
             groups.append(TieGroup(group.role, shared_names[0], tuple(shared_names[1:]), group.gated))
-    embedding = rename(sibling.input_embedding) if sibling.input_embedding else None
-    renames = tuple((rename(stored), rename(memory)) for stored, memory in sibling.renames)
-    misfit, truth = sibling.tying is Tying.NEVER, "F" * len(sibling.truth)
-    headless = replace(sibling, tying=Tying.HEADLESS, output_head=None, output_biases=(), bias_is_row=False)
-    headless = replace(headless, meaning_v4=FlagMeaning.STORAGE, meaning_v5=FlagMeaning.STORAGE, misfit=misfit)
-    named = replace(headless, architecture=architecture, input_embedding=embedding, renames=renames)
-    return replace(named, groups=tuple(groups), truth=truth)
+    return replace(
+        sibling,
+        architecture=architecture,
+        tying=Tying.HEADLESS,
+        input_embedding=rename(sibling.input_embedding) if sibling.input_embedding else None,
+        output_head=None,
+        output_biases=(),
+        bias_is_row=False,
+        groups=tuple(groups),
+        renames=tuple((rename(stored), rename(memory)) for stored, memory in sibling.renames),
+        truth="F" * len(sibling.truth),
+        misfit=sibling.tying is Tying.NEVER,
+        meaning_v4=FlagMeaning.STORAGE,
+        meaning_v5=FlagMeaning.STORAGE,
+    )
 
 
 def _guessed(
@@ -169,8 +177,15 @@ def with_names(family: Family, embed: str | None, head: str | None) -> Family:
     output = head or family.output_head
     others = tuple(group for group in family.groups if group.role is not Role.WORD_EMBEDDING)
     pair = (TieGroup(Role.WORD_EMBEDDING, embedding, (output,), True),) if embedding and output else ()
-    named = replace(family, input_embedding=embedding, output_head=output, named=bool(embed and head))
-    return replace(named, tying=Tying.CAN, groups=pair + others, truth=family.truth or "FTF")
+    return replace(
+        family,
+        input_embedding=embedding,
+        output_head=output,
+        tying=Tying.CAN,
+        named=bool(embed and head),
+        groups=pair + others,
+        truth=family.truth or "FTF",
+    )
 
 
 # Compose the record of a class whose text part the config selects, from the rows of both classes.

@@ -63,11 +63,16 @@ def renamed(family: Family, in_file: Callable[[str], str]) -> Family:
         replace(group, canonical=in_file(group.canonical), members=tuple(map(in_file, group.members)))
         for group in family.groups
     )
-    embedding = family.input_embedding and in_file(family.input_embedding)
-    head = family.output_head and in_file(family.output_head)
-    biases, pieces = (tuple(map(in_file, names)) for names in (family.output_biases, family.pieces))
-    ends = replace(family, input_embedding=embedding, output_head=head, output_biases=biases, pieces=pieces)
-    return replace(ends, groups=groups, prefix="", renames=())
+    return replace(
+        family,
+        input_embedding=family.input_embedding and in_file(family.input_embedding),
+        output_head=family.output_head and in_file(family.output_head),
+        output_biases=tuple(map(in_file, family.output_biases)),
+        groups=groups,
+        pieces=tuple(map(in_file, family.pieces)),
+        prefix="",
+        renames=(),
+    )
 
 
 _MLX_START = "language_model."

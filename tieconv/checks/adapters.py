@@ -275,7 +275,7 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
         effect, level = "The base model is tied, so a merge changes these rows of the embedding too.", Level.ERROR
     elif tied_pair(inspection.base) is not None:
         effect = "The base model is tied, so a merge changes the same rows of the head."
-    elif inspection.base is not None and inspection.base.config.known:
+    elif inspection.base is not None and inspection.base.config.known and not _is_unread(inspection.base):
         effect = "The base model is untied, so a merge leaves the head as it is."
     else:
         effect = "If the base model is tied, a merge changes the same rows of the head."
@@ -370,6 +370,10 @@ def tied_pair(base: Inspection | None) -> Tie | None:
     apart = {member.name for member in tie.members if member.state in (State.NEAR, State.DISTINCT, State.UNREAD)}
     head = base.head.output_head
     return None if head and head.name in apart and not reading_v4(base) else tie
+
+
+def _is_unread(base: Inspection) -> bool:
+    return any(member.state is State.UNREAD for member in (base.word_tie.members if base.word_tie else ()))
 
 
 def in_pair(modules: Iterable[str], base: Inspection | None) -> tuple[str, ...]:

@@ -268,7 +268,8 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## Why it matters
     transformers leaves these layers out and only prints a load report. If the model was trained with them, it then computes
-    something else. mlx-lm, vLLM and llama.cpp fail to load a model whose layers are alike. One cause is the config of a smaller model beside
+    something else. mlx-lm, vLLM and llama.cpp fail to load a model whose layers are alike. One cause is the config of a
+    smaller model beside
     the weights. Another is a number that somebody lowered for a test.
 
     ## Example

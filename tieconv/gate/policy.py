@@ -182,18 +182,7 @@ class Policy:
         read = {location: model for location, model in models.items() if model.failure is None}
         if self.depth is not Depth.HEADER:  # without a comparison no finding is known to be fixed
             yield from self._unused(read)
-            unread = [model for model in read.values() if model.unread]
-            if unread:
-                more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
-                names = ", ".join(shown(name) for name in unread[0].unread[:3])
-                samples = self.depth is not Depth.FULL and is_remote(unread[0].source)
-                remedy = "compare every byte with --depth full" if samples else "tieconv inspect says why"
-                yield f"{names} of {shown(unread[0].source)}{more}: not compared; {remedy}"
-            left = [model.not_compared for model in read.values() if model.not_compared]
-            if left:
-                where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
-                listed = f"{count(sum(left), 'tensor')}{where}"
-                yield f"{listed} were not compared with each other: --depth full compares them"
+            yield from _uncompared(read, self.depth)
         fixed = sum(self._fixed(location, model) for location, model in read.items())
         if fixed and self.baseline:
             entries = f"{count(fixed, 'entry')} of".replace("entrys", "entries")
@@ -359,6 +348,21 @@ def _read_settings(path: str) -> Settings | None:
     return parse_settings(read_text(path, _SETTINGS_LIMIT), path)
 
 
+def _uncompared(read: Mapping[str, CheckedModel], depth: Depth) -> Iterator[str]:
+    """Yield a note on tied tensors that were not compared, with the option that compares all bytes if it helps."""
+    unread = [model for model in read.values() if model.unread]
+    if unread:
+        more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
+        names = ", ".join(shown(name) for name in unread[0].unread[:3])
+        samples = depth is not Depth.FULL and is_remote(unread[0].source)
+        remedy = "compare every byte with --depth full" if samples else "tieconv inspect says why"
+        yield f"{names} of {shown(unread[0].source)}{more}: not compared; {remedy}"
+    left = [model.not_compared for model in read.values() if model.not_compared]
+    if left:
+        where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
+        yield f"{count(sum(left), 'tensor')}{where} were not compared with each other: --depth full compares them"
+
+
 def load_baseline(path: str) -> Baseline:
     """Return the baseline in the file at ``path``. Raises `SettingsError`."""
     return parse_baseline(read_text(path, MAX_SIZE), path)
@@ -386,8 +390,12 @@ def make_policy(
     path = baseline
     if path is None and settings.baseline and not without_baseline:
         path = os.path.join(settings.folder, settings.baseline)
-    least = Level(fail_on) if fail_on else settings.fail_on or DEFAULT_LEVEL
-    reads = Depth(depth) if depth else settings.depth or Depth.CANDIDATES
-    waived, directories = load_baseline(path) if path else None, tuple(map(os.path.realpath, searched))
-    loaders = consumers or settings.consumers
-    return Policy(Selection(chosen, ignored), settings, least, reads, loaders, waived, directories)
+    return Policy(
+        selection=Selection(chosen, ignored),
+        settings=settings,
+        fail_on=Level(fail_on) if fail_on else settings.fail_on or DEFAULT_LEVEL,
+        depth=Depth(depth) if depth else settings.depth or Depth.CANDIDATES,
+        consumers=consumers or settings.consumers,
+        baseline=load_baseline(path) if path else None,
+        searched=tuple(map(os.path.realpath, searched)),
+    )

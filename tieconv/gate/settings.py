@@ -293,9 +293,16 @@ def _wrong(path: str, name: str, problem: str) -> SettingsError:
 def _settings(table: _Table) -> Settings:
     table.only("select", "ignore", "fail-on", "for", "depth", "baseline", "per-model")
     fail_on, depth = table.text("fail-on", *Level), table.text("depth", *Depth)
-    wanted = table.selectors("select"), table.selectors("ignore") or (), Level(fail_on) if fail_on else None
-    read, per_model = Depth(depth) if depth else None, tuple(map(_model_ignore, table.tables("per-model")))
-    return Settings(table.path, *wanted, table.text("for"), read, table.text("baseline"), per_model)
+    return Settings(
+        path=table.path,
+        select=table.selectors("select"),
+        ignore=table.selectors("ignore") or (),
+        fail_on=Level(fail_on) if fail_on else None,
+        consumers=table.text("for"),
+        depth=Depth(depth) if depth else None,
+        baseline=table.text("baseline"),
+        per_model=tuple(map(_model_ignore, table.tables("per-model"))),
+    )
 
 
 def _model_ignore(table: _Table) -> ModelIgnore:

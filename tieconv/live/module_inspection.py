@@ -118,9 +118,13 @@ def _with_adapter(model: Any, base: Inspection, chosen: tuple[Consumer, ...]) ->
         from tieconv.loaders import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
-    shared = (base.live.one_object, base.live.one_storage) if base.live else ((), ())
-    written = tuple(sorted(entry.name for entry in parts))
-    live = LiveModel(type(model).__name__, *shared, saves=True, written=written)
+    live = LiveModel(
+        class_name=type(model).__name__,
+        one_object=base.live.one_object if base.live else (),
+        one_storage=base.live.one_storage if base.live else (),
+        saves=True,
+        written=tuple(sorted(entry.name for entry in parts)),
+    )
     of_base = (finding for finding in base.findings if finding.rule.startswith("TIE"))
     return replace(evidence, live=live, findings=_in_memory((*run_checks(evidence), *of_base), evidence))
 
@@ -150,11 +154,16 @@ def captured(model: Any, tensors: tuple[live_tensors.LiveTensor, ...]) -> tuple[
     if saves and not saved_names.refusal:
         names = frozenset(saved_names.names)
         written = file_names(model, [entry for entry in tensors if entry.name in names])
-    shared = live_tensors.shared_objects(tensors), live_tensors.shared_elements(tensors)
-    unread = tuple((entry.name, entry.unread) for entry in tensors if entry.unread)
-    names_written = tuple(sorted(entry.name for entry in written or ()))
-    live = LiveModel(type(model).__name__, *shared, unread, saves, names_written)
-    live = replace(live, left_out=saved_names.left_out, refusal=saved_names.refusal)
+    live = LiveModel(
+        class_name=type(model).__name__,
+        one_object=live_tensors.shared_objects(tensors),
+        one_storage=live_tensors.shared_elements(tensors),
+        unread=tuple((entry.name, entry.unread) for entry in tensors if entry.unread),
+        saves=saves,
+        written=tuple(sorted(entry.name for entry in written or ())),
+        left_out=saved_names.left_out,
+        refusal=saved_names.refusal,
+    )
     if written is None:
         return memory, None, live
     states = {_FILE: FileState(0, 0, file.size, 0)}

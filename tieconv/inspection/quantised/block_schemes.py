@@ -273,9 +273,9 @@ def describe(read: QuantisedRead, tensors: Mapping[str, TensorRecord], width: in
         scheme = f"ONNX {read.operator}"
         return QuantisedMatrix(read.role, read.name, scheme, None, None, None, None, parts, UNDECIDED, (), unread)
     shape, block = _shape(read, records[0], width), (1, read.block) if read.block else None
-    form = read.bits or None, block, ZERO_POINTS not in {part.role for part in parts}
+    bits, symmetric = read.bits or None, ZERO_POINTS not in {part.role for part in parts}
     reason = "" if shape else unread
-    return QuantisedMatrix(read.role, read.name, SCHEME, *form, shape, parts, UNDECIDED, (), reason)
+    return QuantisedMatrix(read.role, read.name, SCHEME, bits, block, symmetric, shape, parts, UNDECIDED, (), reason)
 
 
 def _shape(read: QuantisedRead, codes: TensorRecord, width: int | None) -> tuple[int, int] | None:

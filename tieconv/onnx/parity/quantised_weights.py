@@ -374,10 +374,17 @@ def _figures(matrix: Matrix, pieces: Sequence[Piece], weight: Any, values: Any) 
     join = (lambda sums: np.array([np.concatenate(sums).sum()])) if rounding.group >= weight.size else np.concatenate
     sums = [join(side) for side in (ours, theirs)]
     error, known_good = (float(np.sqrt(side.sum() / size)) if size else 0.0 for side in sums)
-    names = tuple(piece.name for piece in pieces)
-    worst = worst_quotient(*(np.sqrt(side / rounding.group) for side in sums))
-    scheme = rounding.bits, rounding.group, rounding.symmetric
-    return QuantisedWeight(matrix.name, names, matrix.operator, *scheme, error, known_good, worst)
+    return QuantisedWeight(
+        name=matrix.name,
+        parameters=tuple(piece.name for piece in pieces),
+        operator=matrix.operator,
+        bits=rounding.bits,
+        block=rounding.group,
+        symmetric=rounding.symmetric,
+        error=error,
+        known_good_error=known_good,
+        worst_block=worst_quotient(*(np.sqrt(side / rounding.group) for side in sums)),
+    )
 
 
 def _owners(model: Any) -> dict[str, list[Any]]:
