@@ -28,7 +28,17 @@ from tests.onnx.real_faults import FAULTS, FILE, UNSEEN
 from tieconv import inspect
 from tieconv.api.graphs import seconds_of
 from tieconv.onnx.export.adapter import start_ranges
-from tieconv.onnx.parity.batches import BEYOND, LONG, Layout, first_cells, single_seed_cells
+from tieconv.onnx.parity.batches import (
+    BEYOND,
+    LONG,
+    Cell,
+    Layout,
+    cells,
+    embedding_cells,
+    first_cells,
+    single_seed_cells,
+    stepped,
+)
 from tieconv.onnx.parity.bindings import Bindings, Kind, Padding
 from tieconv.onnx.parity.measured_pair import WIDEST, Subject, Wishes, planned_window, reference_bytes
 from tieconv.onnx.parity.passes import make_work, pieces, run_model
@@ -40,6 +50,8 @@ pytest.importorskip("torch")
 
 
 LARGE = 1 << 20
+BATCHES = Path(__file__).with_name("batches.json")
+"""Every batch of each kind of graph: ``python -m tests.onnx.test_budget`` writes it anew."""
 POLICY = "OMP_WAIT_POLICY"
 
 
@@ -89,6 +101,32 @@ def test_the_first_cases_fit(kind: Kind, longest: int, where: Padding) -> None:
         six = next(cell for cell in made if cell.batch == 6)
         assert len({str(six.masked(row, 16)) for row in range(6)}) == 6
         assert (six.layout is Layout.LEFT) == (kind in (Kind.CACHED, Kind.PLAIN) and where is not Padding.FRONT)
+
+
+def described(cell: Cell) -> str:
+    """One batch as a line: rows × tokens after the past, its padding, and how it is fed."""
+    words = [f"{cell.batch} × {cell.sequence} after {cell.past}", f"padding {cell.padding}, {cell.layout}"]
+    words += [f"seed {cell.seed}", f"steps {cell.steps}", f"judged {cell.judged}", f"later {list(cell.later)}"]
+    return "; ".join([*words, str(cell.where), cell.group, f"{cell.seconds(10**9):.3f} s"])
+
+
+def every_batch() -> dict[str, list[str]]:
+    """The batches of each kind of graph, by the positions of its model and the side that it pads on."""
+    every = {}
+    for kind in Kind:
+        for longest, where in ((LARGE, Padding.FRONT), (20, Padding.FRONT), (LARGE, Padding.BEHIND), (9, Padding.NONE)):
+            made = [*first_cells(kind, longest, where, holes=longest > 20), *cells(kind, longest, where)]
+            made += single_seed_cells(kind, longest, where, holes=longest > 20, window=12, length=19, batch=7)
+            made += stepped(longest, where, kind)
+            if kind is Kind.CACHED:
+                made += embedding_cells(longest, where, blocks=True)
+            every[f"{kind.name}, {longest} positions, {where}"] = [described(cell) for cell in made]
+    return every
+
+
+def test_every_batch_is_the_recorded_one() -> None:
+    """The shapes, paddings and steps that a report lists; another choice shows in the diff of the record."""
+    assert every_batch() == json.loads(BATCHES.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "bert", "mixtral"])
@@ -336,3 +374,7 @@ def test_an_export_computes_no_positions_from_a_range_and_a_length(tmp_path: Pat
     tieconv.export(made.model, tmp_path / "out", parity=False)
     assert sums(made.graph) == 1
     assert sums(tmp_path / "out" / "model.onnx") == 0
+
+
+if __name__ == "__main__":
+    BATCHES.write_text(json.dumps(every_batch(), indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -91,6 +91,21 @@ def test_hostile_graphs(kind: str, words: tuple[str, ...], sentence: str, tmp_pa
     assert ("endless (Loop)" if kind == "loop" else "huge_constant (ConstantOfShape)") in errors
 
 
+def test_the_limits_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They grow with what is stored, unless the user gives them; the memory left is the kernel's figure or all."""
+    assert child.limits_for(0) == child.Limits(30, 4 << 30)
+    assert child.limits_for(1 << 30) == child.Limits(150, 28 << 30)
+    assert child.limits_for(1 << 30, 7, 8) == child.Limits(7, 8)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < child.available_memory() < whole
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr("builtins.open", refuses)
+    assert child.available_memory() == whole
+
+
 def limits() -> child.Limits:
     return child.Limits(1.0, 1 << 40)
 

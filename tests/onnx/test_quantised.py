@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import tieconv as api
 from fixtures import exporters
@@ -19,7 +22,8 @@ from tests.cli.run import run
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError
-from tieconv.onnx.parity.quantised_weights import matrices
+from tieconv.onnx.parity.quantised_weights import activation_forms, exact_copy, matrices, unread
+from tieconv.onnx.parity.validate import rounded_activations
 from tieconv.reporters import schemas
 
 V, H = 96, 32
@@ -263,3 +267,132 @@ def test_dequantised_matrices_are_read_behind_a_gather_and_a_transpose(tmp_path:
     assert [(made.looked_up, made.multiplied) for made in found] == [(True, False), (False, True), (True, False)]
     for made, zero in zip(found, (3, 0, 0), strict=True):
         assert np.array_equal(made.values(), (codes - np.float32(zero)) / 2)
+
+
+def graph_of(nodes: list[onnx.NodeProto], tensors: dict[str, np.ndarray], inputs: tuple[str, ...] = ()) -> Any:
+    """A graph of ``nodes`` that computes ``y`` from float ``inputs``."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in (*inputs, "y")]
+    stored = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
+    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(
+        helper.make_graph(nodes, "g", values[:-1], values[-1:], stored), opset_imports=domains, ir_version=10
+    )
+
+
+LAYOUTS = [
+    # the sides of the scales, the attributes, elements that share a scale, and whether columns become rows
+    ((), {}, V * H, False),
+    ((V,), {"axis": 0}, H, False),
+    ((H,), {}, V, True),
+    ((H,), {"axis": -1}, V, True),
+    ((V // 8, H), {"axis": 0, "block_size": 8}, 8, True),
+    ((V, H // 8), {"axis": 1, "block_size": 8}, 8, False),
+]
+
+
+@pytest.mark.parametrize(("sides", "attributes", "group", "turned"), LAYOUTS)
+@pytest.mark.parametrize("zeros", [True, False])
+def test_scales_of_every_axis(sides: tuple[int, ...], attributes: dict, group: int, turned: bool, zeros: bool) -> None:
+    """The values are those of the operator, with the elements of a scale side by side."""
+    rng = np.random.default_rng(0)
+    tensors = {"codes": rng.integers(-9, 9, (V, H), np.int8), "scale": (rng.random(sides) + 0.1).astype("f4")}
+    if zeros:
+        tensors["zero"] = rng.integers(-5, 5, sides, np.int8) if sides else np.array(3, np.int8)
+    nodes = [helper.make_node("DequantizeLinear", list(tensors), ["y"], **attributes)]
+    model = graph_of(nodes, tensors)
+    (expected,) = ReferenceEvaluator(model).run(None, {})
+    (made,) = matrices(ir.from_proto(model))
+    assert made.shape == ((H, V) if turned else (V, H))
+    assert (made.rounding.bits, made.rounding.group, made.rounding.symmetric) == (8, group, not zeros)
+    np.testing.assert_allclose(made.values(), expected.T if turned else expected, rtol=1e-6)
+
+
+def dynamic(scale: np.ndarray, zero: np.ndarray | None) -> Any:
+    """The product that `quantize_dynamic` writes: codes of the activation times codes of a weight."""
+    codes = np.random.default_rng(1).integers(-9, 9, (H, V), np.int8)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"]),
+        helper.make_node("MatMulInteger", ["xq", "codes", "xz", *(["zero"] if zero is not None else [])], ["product"]),
+        helper.make_node("Cast", ["product"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["xs", "scale"], ["both"]),
+        helper.make_node("Mul", ["float", "both"], ["y"]),
+    ]
+    tensors = {"codes": codes, "scale": scale} | ({"zero": zero} if zero is not None else {})
+    return graph_of(nodes, tensors, ("x",))
+
+
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_dynamic_product_without_rounded_activations(tmp_path: Path, columns: bool, zeros: bool) -> None:
+    """The weight is told with one scale or one a column; the exact copy multiplies it with the float activation."""
+    scale = np.linspace(0.1, 1, V, dtype="f4") if columns else np.array(0.3, "f4")
+    zero = (np.arange(V) % 5).astype("i1") if columns else np.array(2, "i1")
+    onnx.save(dynamic(scale, zero if zeros else None), path := tmp_path / "model.onnx")
+    model = ir.load(path)
+    (made,) = matrices(model)
+    assert (made.name, made.operator, made.shape) == ("codes", "MatMulInteger", (V, H))
+    assert (made.looked_up, made.multiplied) == (False, True)
+    assert (made.rounding.bits, made.rounding.group) == (8, H if columns else V * H)
+    assert made.rounding.symmetric is not zeros
+    codes = model.graph.initializers["codes"].const_value.numpy().astype("f4")
+    weight = (codes - (zero if zeros else 0)) * scale
+    np.testing.assert_allclose(made.values(), weight.T, rtol=1e-6)
+    x = np.random.default_rng(2).standard_normal((3, H)).astype("f4")
+    exact = exact_copy(str(path), tmp_path)
+    before, after = (ort.InferenceSession(file).run(None, {"x": x})[0] for file in (str(path), exact))
+    np.testing.assert_allclose(after, x @ weight, rtol=1e-4, atol=1e-4)
+    assert 1e-3 < np.abs(before - after).max() < 1
+    assert activation_forms(str(path)) == {"tensor"}
+
+
+@pytest.mark.parametrize(("level", "forms"), [(None, set()), (0, set()), (1, set()), (4, {"block"})])
+def test_blocks_without_rounded_activations(tmp_path: Path, level: int | None, forms: set[str]) -> None:
+    """MatMulNBits rounds activations at levels other than those of float32, and not in the exact copy."""
+    model = onnx.load(two_matrices(path := tmp_path / "model.onnx", {}, rows=V))
+    if level is not None:
+        model.graph.node[1].attribute.append(helper.make_attribute("accuracy_level", level))
+    onnx.save(model, path)
+    assert activation_forms(str(path)) == forms
+    exact = exact_copy(str(path), tmp_path)
+    assert (exact is not None) == bool(forms)
+    if exact is not None:
+        assert activation_forms(exact) == frozenset() and exact_copy(exact, tmp_path) is None
+
+
+def test_matrices_that_parity_cannot_dequantise_are_told(tmp_path: Path) -> None:
+    """Codes whose columns are permuted, and operators of which no dequantised form is known."""
+    model = onnx.load(two_matrices(tmp_path / "model.onnx", {}, rows=V))
+    assert list(unread(ir.from_proto(model))) == []
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(H, "i4"), "order"))
+    model.graph.node[1].name = "head"
+    model.graph.node[1].input.append("order")
+    model.graph.node.append(helper.make_node("QMoE", ["x"], ["z"], name="experts", domain="com.microsoft"))
+    assert list(unread(ir.from_proto(model))) == [
+        "MatMulNBits head reads codes in a form that tieconv does not know",
+        "QMoE experts has no dequantised form that tieconv knows",
+    ]
+
+
+def test_activations_are_rounded_as_the_operators_do() -> None:
+    """In the modules of the quantised parameters alone, by tensor or by blocks of 32, and only within the context."""
+    heads = torch.nn.ModuleDict({name: torch.nn.Linear(40, 40, bias=False) for name in ("codes", "rest")})
+    with torch.no_grad():
+        for head in heads.values():
+            head.weight.copy_(torch.eye(40))
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)) + 0.5
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    (by_tensor,) = ReferenceEvaluator(graph_of(nodes, {}, ("x",))).run(None, {"x": x.numpy()})
+    blocks = torch.nn.functional.pad(x, (0, 24)).reshape(-1, 32)
+    scale = blocks.abs().amax(1, keepdim=True) / 127
+    by_block = ((blocks / scale).round() * scale).reshape(3, 64)[:, :40]
+    for forms, expected in ((("tensor",), torch.from_numpy(by_tensor)), (("block",), by_block), ((), x)):
+        with rounded_activations(heads, {"codes.weight"}, forms):
+            torch.testing.assert_close(heads["codes"](x), expected)
+            assert torch.equal(heads["rest"](x), x)
+        assert torch.equal(heads["codes"](x), x)
+    zero = torch.zeros(1, 40)
+    with rounded_activations(heads, {"codes.weight"}, ("block",)):
+        assert torch.equal(heads["codes"](zero), zero)

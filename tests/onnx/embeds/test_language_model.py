@@ -6,11 +6,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import tieconv
@@ -18,6 +20,9 @@ from tests.cli.run import ok, refused
 from tests.onnx.embeds.families import FAMILIES, ROWS, graph_tokens, picture, save, torch_tokens, words
 from tests.slow import fast_only
 from tieconv.checkpoint.graph_plan import ExportOutcome
+from tieconv.errors import RefusedError
+from tieconv.onnx.export.sample_inputs import Reads, probe
+from tieconv.reference import Reference
 
 transformers = pytest.importorskip("transformers")
 ort = pytest.importorskip("onnxruntime")
@@ -238,6 +243,74 @@ def test_a_shared_weight_is_not_copied(tmp_path: Path) -> None:
     assert values(proto(tmp_path / "first.onnx").graph) == [("ids", TensorProto.INT64)]
     with pytest.raises(tieconv.TieconvError, match="has no value lost"):
         split_at(tmp_path, "g.onnx", ["lost"], "second.onnx")
+
+
+class Toy(torch.nn.Module):
+    """A decoder that sums the rows before each token, and reads positions and types as ``habit`` says."""
+
+    def __init__(self, habit: str) -> None:
+        super().__init__()
+        self.habit, self.table = habit, torch.nn.Embedding(ROWS, 8)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.table
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        inputs_embeds: Any = None,
+        token_type_ids: Any = None,
+        use_cache: bool = True,
+    ) -> Any:
+        if use_cache or self.habit == "needs an image":
+            raise ValueError(self.habit)
+        rows = self.table(input_ids) * (1.5 if self.habit == "scales ids" else 1) if inputs_embeds is None else None
+        rows = inputs_embeds if rows is None else rows
+        if position_ids.ndim == 3 and self.habit != "three axes":
+            if self.habit == "two axes":
+                raise ValueError("three axes of positions")
+            position_ids = position_ids[:1].expand(3, -1, -1)
+        axes = position_ids if position_ids.ndim == 3 else torch.stack([position_ids] * 3)
+        places = axes[0] + 0.5 * axes[1] + 0.25 * axes[2]
+        rows = rows + 0.1 * places[..., None]
+        sums = rows.cumsum(1)
+        if token_type_ids is not None:
+            kind = int(token_type_ids[0, 0])
+            if self.habit == "adds types":
+                sums = sums + kind
+            elif self.habit in ("0 is causal", "1 is causal") and kind != int(self.habit[0]):
+                sums = rows.sum(1, keepdim=True).expand_as(rows)
+            elif self.habit == "none is causal":
+                sums = rows.sum(1, keepdim=True).expand_as(rows) * (1 + kind)
+        return SimpleNamespace(logits=sums @ self.table.weight.T)
+
+
+PROBED: dict[str, Reads | str] = {
+    "three axes": Reads(axes=3),
+    "two axes": Reads(),
+    "first axis": Reads(),
+    "adds types": Reads(),
+    "0 is causal": Reads(blocks="token_type_ids", causal=0),
+    "1 is causal": Reads(blocks="token_type_ids", causal=1),
+    "none is causal": "reads token_type_ids in a way that tieconv does not know",
+    "scales ids": "computes other logits from the rows of its embedding than from token ids",
+    "needs an image": "does not run on text alone",
+}
+
+
+@pytest.mark.parametrize("habit", PROBED)
+def test_what_a_decoder_reads_besides_rows(habit: str) -> None:
+    """Positions of three numbers, and types that let a token attend to later ones; or why it is not exported."""
+    torch.manual_seed(0)
+    reference, expected = Reference(Toy(habit), "float32", (), ()), PROBED[habit]
+    if isinstance(expected, Reads):
+        assert probe(reference, ROWS) == expected
+    else:
+        with pytest.raises(RefusedError) as refusal:
+            probe(reference, ROWS)
+        assert refusal.value.message.startswith(f"Toy {expected}: export cannot write its language model")
 
 
 THREE = {"qwen2-vl", "qwen2.5-vl"}

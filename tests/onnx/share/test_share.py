@@ -301,6 +301,103 @@ def test_what_was_not_run_is_named(tmp_path: Path) -> None:
     assert "else branch of gy" in result.stdout and "1 of 2 branches" in result.stdout
 
 
+SHAPE_NAMES = ("one row", "several rows", "a longer input", "an empty batch")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "equal", "parts"),
+    [
+        (("If",), 24, ["2 of 2 branches"]),
+        (("If", "If"), 56, ["6 of 6 branches"]),
+        (("Loop", "If"), 48, ["2 of 2 branches", "3 of 3 numbers of trips"]),
+        (("If", "Loop"), 48, ["2 of 2 branches", "3 of 3 numbers of trips"]),
+    ],
+)
+def test_every_branch_and_number_of_trips_runs(
+    tmp_path: Path, kinds: tuple[str, ...], equal: int, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shape of inputs with each of them, on one thread and on two; what is beyond the limit is told."""
+    path = nested(tmp_path / "model.onnx", kinds)
+    runs = same_results.compare_runs(path, path)
+    assert (runs.equal, runs.cases) == (equal, (*SHAPE_NAMES, *parts))
+    assert (runs.differing, runs.not_run) == ((), ())
+    monkeypatch.setattr(same_results, "MOST_RUNS", 1)
+    few = same_results.compare_runs(path, path)
+    assert few.equal == 2 * len(SHAPE_NAMES) + 2
+    assert few.not_run == (f"{equal // 2 - len(SHAPE_NAMES) - 1} further combinations of branches and trips",)
+
+
+def arithmetic(path: Path, *nodes: onnx.NodeProto, factor: float = 2, kind: int = TensorProto.FLOAT) -> Path:
+    """A graph from ``x`` to ``y``, with a number ``w``."""
+    values = [helper.make_tensor_value_info(name, kind, sides) for name, sides in (("x", ["rows", 4]), ("y", None))]
+    stored = [numpy_helper.from_array(np.array(factor, np.float32), "w")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    return path
+
+
+def test_what_runs_of_two_graphs_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which shapes give other values, and by how much; or why nothing can be run."""
+    product_of = helper.make_node("Mul", ["x", "w"], ["y"])
+    source = arithmetic(tmp_path / "source.onnx", product_of)
+    turned = [helper.make_node("Mul", ["x", "w"], ["t"]), helper.make_node("Transpose", ["t"], ["y"])]
+    other = arithmetic(tmp_path / "other.onnx", product_of, factor=2.5)
+    runs = same_results.compare_runs(source, other)
+    assert (runs.equal, runs.cases, runs.not_run) == (2, SHAPE_NAMES, ())  # an empty batch has no values
+    assert runs.differing == tuple(
+        f"{shape} (by up to {by})" for shape, by in zip(SHAPE_NAMES, ("6.0e-01", "9.4e-01", "3.6e-01"), strict=False)
+    )
+    for nodes in (turned, [helper.make_node("No", ["x"], ["y"], domain="no")]):
+        runs = same_results.compare_runs(source, arithmetic(tmp_path / "other.onnx", *nodes))
+        assert (runs.equal, runs.differing) == (0, tuple(f"{shape} (by up to inf)" for shape in SHAPE_NAMES))
+    none = arithmetic(tmp_path / "none.onnx", helper.make_node("No", ["x"], ["y"], domain="no"))
+    runs = same_results.compare_runs(none, source)
+    assert (runs.equal, runs.cases, runs.not_run) == (0, (), SHAPE_NAMES)
+    refused = {
+        "the graph draws random numbers": arithmetic(
+            tmp_path / "random.onnx", helper.make_node("RandomNormalLike", ["x"], ["y"])
+        ),
+        "tieconv makes no input of the type of x": arithmetic(
+            tmp_path / "text.onnx", helper.make_node("Identity", ["x"], ["y"]), kind=TensorProto.STRING
+        ),
+    }
+    for why, path in refused.items():
+        assert same_results.compare_runs(path, path).not_run == (why,)
+    monkeypatch.setattr(same_results, "available_memory", lambda: 6 * source.stat().st_size)
+    (why,) = same_results.compare_runs(source, source).not_run
+    assert why.startswith("two sessions need ")
+    monkeypatch.setattr(same_results, "available_memory", lambda: 6 * source.stat().st_size + 1)
+    assert same_results.compare_runs(source, source).not_run == ()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_loop_that_ends_by_its_condition_runs_every_number_of_trips(tmp_path: Path, counted: bool) -> None:
+    """It runs as often as the runs want, with a number of trips of its own and without one."""
+    scalars = [helper.make_tensor_value_info(name, kind, []) for name, kind in (("i", 7), ("c", 9))]
+    rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, None)
+    again = [helper.make_tensor_value_info(name, kind, None) for name, kind in (("never", 9), ("sum", 1))]
+    body = helper.make_graph(
+        [helper.make_node("Not", ["c"], ["never"]), helper.make_node("Add", ["rows", "w"], ["sum"])],
+        "body", [*scalars, rows], again,
+    )  # fmt: skip
+    limit = helper.make_node("Constant", [], ["limit"], value_int=9)
+    loop = helper.make_node("Loop", ["limit" if counted else "", "on", "x"], ["y"], body=body)
+    on = helper.make_node("Constant", [], ["flag"], value_int=1)
+    flag = helper.make_node("Cast", ["flag"], ["on"], to=TensorProto.BOOL)
+    source = arithmetic(tmp_path / "source.onnx", limit, on, flag, loop)
+    other = arithmetic(tmp_path / "other.onnx", limit, on, flag, loop, factor=2.5)
+    runs = same_results.compare_runs(source, source)
+    assert (runs.equal, runs.cases[-1]) == (32, "3 of 3 numbers of trips")
+    (*natural, once, thrice) = [
+        text for text in same_results.compare_runs(source, other).differing if "one row" in text
+    ]
+    assert natural == ["one row (by up to 5.0e-01)"]
+    assert (once, thrice) == (
+        "one row, 1 trip of every Loop (by up to 5.0e-01)",
+        "one row, 3 trips of every Loop (by up to 1.5e+00)",
+    )
+
+
 @pytest.mark.parametrize(
     ("operator", "first", "fused"),
     [("Mul", True, True), ("Mul", False, True), ("Div", True, False), ("Div", False, True)],
