@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,12 @@ from tests.onnx.graphs import PLAIN, identity, write_graph
 from tieconv import inspect
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.checkpoint.weight_file import ByteRange
-from tieconv.checkpoint.write_plan import Gathered
-from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.checkpoint.write_plan import Gathered, OutputWeights, Piece
+from tieconv.errors import UnreadableError, UnsafePathError, VerificationError
+from tieconv.execute.verify import Verifier
+from tieconv.execute.write import Syncer, Writer
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.weight_identity import Weight, find_blocks, folds, weight_identity
-from tieconv.onnx.write.data_placement import WrittenFile
-from tieconv.onnx.write.write import difference, write_pieces
 from tieconv.sources.local import FileSet, open_files
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -472,25 +473,32 @@ sides = st.integers(1, 11)
 @given(sides, sides, st.sampled_from([("U8", "u1"), ("F16", "u2"), ("F32", "u4"), ("F64", "u8")]), sides, sides)
 def test_turned(rows: int, columns: int, kind: tuple[str, str], before: int, after: int) -> None:
     """What is written is the transposed, and a byte that is wrong afterwards is found where it is."""
-    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"tieconv-turn-{os.getpid()}"
     matrix = np.arange(1, rows * columns + 1).astype(kind[1]).reshape(rows, columns)
-    path.write_bytes(bytes(before) + matrix.tobytes())
     content = Gathered(ByteRange("x", before, before + matrix.nbytes), kind[0], (columns, rows), (1, columns))
-    source, out = os.open(path, os.O_RDONLY), os.open(f"{path}.out", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
-        done: list[int] = []
-        write_pieces(WrittenFile("y", ((after, content),)), out, lambda _: source, done.append)
-        assert sum(done) == matrix.nbytes
-        assert os.pread(out, 9999, after) == matrix.T.tobytes()
-        assert difference(out, after, content, lambda _: source, done.append) is None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "x").write_bytes(bytes(before) + matrix.tobytes())
+        verify = written(Path(folder), Piece(after, content))
+        made = Path(folder) / "new" / "y"
+        assert made.read_bytes() == bytes(after) + matrix.T.tobytes()
+        verify()
         wrong = after + (rows * columns // 2) * matrix.itemsize
-        os.pwrite(out, bytes([os.pread(out, 1, wrong)[0] ^ 1]), wrong)
-        assert difference(out, after, content, lambda _: source, done.append) == wrong
-    finally:
-        os.close(source)
-        os.close(out)
-        os.unlink(path)
-        os.unlink(f"{path}.out")
+        with made.open("r+b") as file:
+            file.seek(wrong)
+            file.write(bytes([made.read_bytes()[wrong] ^ 1]))
+        with pytest.raises(VerificationError, match=f"differs from its source at byte {wrong} "):
+            verify()
+
+
+def written(folder: Path, piece: Piece) -> Callable[[], None]:
+    """Write a file of this piece to the folder `new`; return what compares it with its source."""
+    (folder / "new").mkdir()
+    output = OutputWeights("y", (), None, pieces=(piece,))
+    syncer = Syncer()
+    writer = Writer(folder, folder / "new", syncer, lambda _: None, lambda _: None)
+    writer.weights(output, "y")
+    syncer.stop()
+    verifier = Verifier(folder, folder / "new", writer.record, False, lambda _: None)
+    return lambda: verifier.weights(output, "y")
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 7), (7, 1)])
@@ -499,7 +507,5 @@ def test_copied(tmp_path: Path, shape: tuple[int, int]) -> None:
     matrix = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
     (tmp_path / "x").write_bytes(matrix.tobytes())
     content = Gathered(ByteRange("x", 0, matrix.nbytes), "F32", shape, (shape[1], 1))
-    with (tmp_path / "x").open("rb") as source, (tmp_path / "y").open("w+b") as out:
-        write_pieces(WrittenFile("y", ((4, content),)), out.fileno(), lambda _: source.fileno(), lambda _: None)
-        assert os.pread(out.fileno(), 999, 4) == matrix.tobytes()
-        assert difference(out.fileno(), 4, content, lambda _: source.fileno(), lambda _: None) is None
+    written(tmp_path, Piece(4, content))()
+    assert (tmp_path / "new" / "y").read_bytes() == bytes(4) + matrix.tobytes()

@@ -27,11 +27,10 @@ from tieconv.checkpoint.graph_plan import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
 from tieconv.execute import publish
 from tieconv.execute.target import staging_path
+from tieconv.execute.write import Writer
 from tieconv.onnx.graph_model import initializers
 from tieconv.onnx.write import plan as graph_planned
 from tieconv.onnx.write import session_proof as graph_proof
-from tieconv.onnx.write import write as graph_in_place
-from tieconv.onnx.write import write as graph_write
 from tieconv.reporters import schemas
 from tieconv.text import size
 
@@ -60,6 +59,20 @@ def test_directory(graph: Path, tmp_path: Path) -> None:
     ok("dedup", graph.parent, "-o", tmp_path / "out")
     found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
     assert found == {"config.json", "model.onnx", "model.onnx.data", "sub", "sub/notes"}
+
+
+def test_copied_files_are_compared(graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the directory that arrives with other bytes stops the write."""
+    (graph.parent / "config.json").write_text("{}")
+    companion = Writer.companion
+
+    def damaged(writer: Writer, name: str) -> None:
+        companion(writer, name)
+        (writer.new / name).write_text("[]")
+
+    monkeypatch.setattr(Writer, "companion", damaged)
+    said = refused("dedup", graph.parent, "-o", tmp_path / "out", after_plan=True)
+    assert "written config.json differs from its source at byte 0" in said
 
 
 def test_two_graphs_on_one_data_file(graph: Path, tmp_path: Path) -> None:
@@ -198,7 +211,7 @@ def test_refusals_of_out(graph: Path, tmp_path: Path) -> None:
     (tmp_path / "there.onnx").write_bytes(b"x")
     (tmp_path / "taken.onnx.data").write_bytes(b"x")
     assert "exists" in refused("dedup", graph, "-o", tmp_path / "there.onnx")
-    assert "must end in .onnx" in refused("dedup", graph, "-o", tmp_path / "out")
+    assert "does not end in .onnx" in refused("dedup", graph, "-o", tmp_path / "out")
     assert "taken.onnx.data already exists" in refused("dedup", graph, "-o", tmp_path / "taken.onnx")
     assert "inside the model" in refused("dedup", graph.parent, "-o", graph.parent / "out")
     assert "--hardlink" in refused("dedup --hardlink", graph.parent, "-o", tmp_path / "out")
@@ -209,14 +222,14 @@ def test_data_goes_again_where_the_graph_cannot_follow(
     graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph that appears at OUT in the last moment stops the write, and no data is left beside it."""
-    publish = graph_write.swap.publish_new
+    publish_new = publish.publish_new
 
     def appears(staged: Path, final: Path) -> None:
-        publish(staged, final)
+        publish_new(staged, final)
         if final.name == "out.onnx.data":
             (tmp_path / "out.onnx").write_bytes(b"x")
 
-    monkeypatch.setattr(graph_write.swap, "publish_new", appears)
+    monkeypatch.setattr(publish, "publish_new", appears)
     assert "another program created" in refused("dedup", graph, "-o", tmp_path / "out.onnx", after_plan=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.onnx"]
     assert (tmp_path / "out.onnx").read_bytes() == b"x"
@@ -461,7 +474,7 @@ def test_graph_that_cannot_follow(copied_graph: Path, monkeypatch: pytest.Monkey
     def full(staged: Path, final: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(graph_in_place.swap, "publish_file", full)
+    monkeypatch.setattr(publish, "publish_file", full)
     refused("dedup --in-place", copied_graph, after_plan=True)
     assert names(copied_graph.parent) == before and len(copies(copied_graph, MATRIX)) == 2
 
@@ -475,7 +488,7 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 import tieconv as api
-from tieconv.onnx.write import write as graph_in_place
+from tieconv.execute import publish
 target, stop = sys.argv[1:]
 def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -484,7 +497,7 @@ if stop == "unlink":
     old = Path(target).with_name("model.onnx.data")
     Path.unlink = lambda path, **how: killed() if path == old else unlink(path, **how)
 elif stop:
-    setattr(graph_in_place.swap, stop, killed)
+    setattr(publish, stop, killed)
 api.plan_graph_dedup(target).execute(in_place=True)
 """
 

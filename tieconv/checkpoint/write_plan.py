@@ -403,7 +403,7 @@ class OutputTensor:
 
     @property
     def nbytes(self) -> int:
-        return self.content.size if not isinstance(self.content, Scaled) else self.content.range.size
+        return content_size(self.content)
 
     @property
     def parts(self) -> tuple[Content, ...]:
@@ -412,17 +412,40 @@ class OutputTensor:
 
 
 @record
+class Piece:
+    """Bytes of a planned file. ``offset`` counts from the start of the file, or from its first tensor byte."""
+
+    offset: int
+    content: Content
+
+    @property
+    def size(self) -> int:
+        return content_size(self.content)
+
+
+def content_size(content: Content | Padded) -> int:
+    """Return the bytes that ``content`` takes."""
+    return content.range.size if isinstance(content, Scaled) else content.size
+
+
+@record
 class OutputWeights:
-    """A weight file to write, its tensors in the order of their bytes. ``gguf`` is the header of a GGUF source."""
+    """A weight file to write, its tensors in the order of their bytes. ``gguf`` is the header of a GGUF source.
+
+    ``pieces`` are all contents of a file of ONNX graphs, which has no ``tensors`` here.
+    """
 
     name: str
     tensors: tuple[OutputTensor, ...]
     metadata: Mapping[str, str] | None
     gguf: GgufHeader | None = None
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def format(self) -> str:
-        """`safetensors`, `torch` or `gguf`."""
+        """`safetensors`, `torch`, `gguf` or `onnx`."""
+        if self.pieces:
+            return "onnx"
         if self.gguf is not None:
             return "gguf"
         return "safetensors" if self.name.endswith(".safetensors") else "torch"
@@ -430,6 +453,8 @@ class OutputWeights:
     @property
     def contents(self) -> tuple[Content | Padded, ...]:
         """The stored contents, in order: a storage that several tensors share is in it once."""
+        if self.pieces:
+            return tuple(piece.content for piece in self.pieces)
         contents: dict[object, Content | Padded] = {}
         for index, tensor in enumerate(self.tensors):
             contents.setdefault(tensor.storage or index, tensor.storage.range if tensor.storage else tensor.content)
@@ -438,7 +463,7 @@ class OutputWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of all that is stored (headers not counted)."""
-        return sum(part.range.size if isinstance(part, Scaled) else part.size for part in self.contents)
+        return sum(map(content_size, self.contents))
 
 
 def parts(content: Content | Padded) -> tuple[Content, ...]:

@@ -20,11 +20,13 @@ from tieconv.execute.publish import exchange_in_place as exchange
 from tieconv.execute.staging import Staging, resumable, sweep
 from tieconv.execute.target import (
     Target,
+    beside,
     changed_names,
     check_fresh,
     check_place,
     check_target,
     destination,
+    has_graphs,
     is_file,
     linked_names,
     replaces_directory,
@@ -37,7 +39,8 @@ from tieconv.execute.verify import Verifier, blame_source, check_dropped, check_
 from tieconv.execute.write import ByteMeter, Progress, Record, Syncer, Writer, is_finished
 from tieconv.sources.user_files import new_file
 
-Reinspect = Callable[[Path], Inspection]
+Prove = Callable[[Path], None]
+"""Raises a `TieconvError` if the staged model is not what was promised. It gets the path of the model."""
 
 
 def clear(plan: Plan, target: Target) -> None:
@@ -47,11 +50,27 @@ def clear(plan: Plan, target: Target) -> None:
         sweep(final)
 
 
-def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progress | None = None) -> tuple[str, ...]:
+def execute(
+    plan: Plan, target: Target, *, reinspect: Callable[[Path], Inspection], progress: Progress | None = None
+) -> tuple[str, ...]:
+    """Write what ``plan`` promises to ``target``, as `carry_out` does.
+
+    ``reinspect(path)`` inspects the staged model before the rename.
+    """
+    return carry_out(plan, target, lambda staged: check_promises(plan.promises, staged, reinspect), progress)
+
+
+def carry_out(
+    plan: Plan,
+    target: Target,
+    prove: Prove,
+    progress: Progress | None = None,
+    recheck: Callable[[], None] = lambda: None,
+) -> tuple[str, ...]:
     """Write what ``plan`` promises to ``target``: everything, durable and verified, or nothing.
 
-    ``reinspect(path)`` inspects the staged model before the rename. ``progress(done, total)`` receives bytes. Returns
-    notes about attributes of replaced files that tieconv could not keep.
+    ``prove`` checks the staged model, and ``recheck`` the source again before the rename. ``progress(done, total)``
+    receives bytes. Returns notes about attributes of replaced files that tieconv could not keep.
 
     Raises `RefusedError`, `DestinationError` or `StalePlanError` before it writes anything. Raises `WriteFailedError`
     if the system stops the write, and `VerificationError` if the bytes read back differ from the plan. SIGINT ends it
@@ -68,7 +87,7 @@ def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progr
             return ()
         swaps = replaces_directory(plan, target)
         meter = ByteMeter.of(plan, target, progress)
-        job = _Job(plan, target, final, reinspect, meter, source_root(plan), swaps)
+        job = _Job(plan, target, final, prove, recheck, meter, source_root(plan), swaps)
         return owning(final, signals, lambda staging: job.run(staging, signals), resume=target.resume)
 
 
@@ -79,7 +98,8 @@ class _Job:
     plan: Plan
     target: Target
     final: Path
-    reinspect: Reinspect
+    prove: Prove
+    recheck: Callable[[], None]
     meter: ByteMeter
     root: Path
     swaps: bool
@@ -118,9 +138,12 @@ class _Job:
             writer.text(text)
         if self.target.in_place and self.swaps:
             # The whole directory, ``.git`` included, without the files that change or go.
+            copied = linked_names(self.plan) if has_graphs(self.plan) else ()
+            for name in copied:
+                writer.companion(name)
             before = tree.states(self.final)
             with writing(self.final.name, staging.held, 0):
-                tree.link(self.final, staging.new, {*changed_names(self.plan), *self.plan.removed})
+                tree.link(self.final, staging.new, {*changed_names(self.plan), *self.plan.removed, *copied})
             return before
         bring = writer.companion
         if self.target.in_place:
@@ -132,7 +155,7 @@ class _Job:
         return {}
 
     def _staged_name(self, weights: OutputWeights) -> str:
-        return self.final.name if is_file(self.plan) else weights.name
+        return self.final.name if is_file(self.plan) and weights is self.plan.weights[0] else weights.name
 
     def _like(self, name: str) -> Like | None:
         """Return the file that an output replaces, or else the file that it is made from."""
@@ -156,7 +179,7 @@ class _Job:
             verifier.text(text)
         for name in record.companions:
             verifier.companion(name)
-        check_promises(self.plan.promises, self._inspectable(staging), self.reinspect)
+        self.prove(self._inspectable(staging))
 
     def _prove_weights(self, weights: OutputWeights, verifier: Verifier, writer: Writer) -> None:
         name = self._staged_name(weights)
@@ -168,7 +191,7 @@ class _Job:
 
     def _expected(self, before: Mapping[str, FileState]) -> set[str]:
         if is_file(self.plan):
-            return {self._file_name()}
+            return {self._file_name(), *beside(self.plan)}
         if before:
             existing = {name for name, state in before.items() if not tree.is_directory(state)}
             return (existing - set(self.plan.removed)) | set(changed_names(self.plan))
@@ -212,6 +235,7 @@ class _Job:
         check_dropped(self.plan, self.root, staging.new, staged)
         if before:
             check_unchanged(self.final, before)
+        self.recheck()
         check_place(self.plan, self.target)
 
     def _publish(self, staging: Staging, replaced: os.stat_result | None, before: Mapping[str, FileState]) -> None:
@@ -223,11 +247,29 @@ class _Job:
                     staging.set_aside(replaced)
                     publish.publish_directory(staging.new, self.final, staging.old, replaced)
         elif is_file(self.plan):
-            replaces = self.target.in_place or (self.target.overwrite and self.final.exists())
-            staged = staging.new / self._file_name()
-            (publish.publish_file if replaces else publish.publish_new)(staged, self.final)
+            self._publish_file(staging)
         elif self.target.in_place:
             for name in changed_names(self.plan):
                 publish.publish_file(staging.new / name, self.final / name)
         else:
             publish.publish_new(staging.new, self.final)
+
+    def _publish_file(self, staging: Staging) -> None:
+        """Rename a lone file. The data of a graph is renamed before it, so a graph never lacks its data."""
+        named: list[Path] = []
+        try:
+            for name in beside(self.plan):
+                staging.set_data(os.lstat(staging.new / name))
+                path = self.final.parent / name
+                again = self.target.in_place and os.path.lexists(path)
+                (publish.publish_file if again else publish.publish_new)(staging.new / name, path)
+                named.append(path)
+            replaces = self.target.in_place or (self.target.overwrite and self.final.exists())
+            staged = staging.new / self._file_name()
+            (publish.publish_file if replaces else publish.publish_new)(staged, self.final)
+        except BaseException:
+            for path in named:
+                path.unlink()
+            raise
+        for name in self.plan.removed if self.target.in_place else ():
+            (self.final.parent / name).unlink(missing_ok=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, GgufHeader
+from tieconv.checkpoint.write_plan import Piece, content_size
 from tieconv.execute.copy import read_blocks
 from tieconv.formats.safetensors import PAGE, encode_header
 from tieconv.sources.strided import row_major
@@ -33,6 +33,9 @@ class FileLayout:
 
 def file_layout(output: write_plan.OutputWeights) -> FileLayout:
     """Return the layout of the bytes of a file in its format."""
+    if output.pieces:
+        final = output.pieces[-1]
+        return FileLayout(final.offset + final.size, output.pieces, lambda _: ())
     if output.gguf is not None:
         return _gguf(output, output.gguf)
     if output.format == "torch":
@@ -162,23 +165,6 @@ def _not_shared(output: write_plan.OutputWeights) -> int:
 
 
 # Lay out the tensor bytes of a weight file and pad its header.
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes of a planned file; ``offset`` counts from the first tensor byte."""
-
-    offset: int
-    content: write_plan.Content
-
-    @property
-    def size(self) -> int:
-        return content_size(self.content)
-
-
-def content_size(content: write_plan.Content) -> int:
-    """Return the bytes that ``content`` takes."""
-    return content.range.size if isinstance(content, write_plan.Scaled) else content.size
 
 
 def tensor_pieces(tensors: Iterable[write_plan.OutputTensor]) -> Iterator[Piece]:

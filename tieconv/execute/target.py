@@ -54,6 +54,11 @@ def is_file(plan: Plan) -> bool:
     return plan.checkpoint.layout is Layout.FILE
 
 
+def has_graphs(plan: Plan) -> bool:
+    """Return whether the plan writes ONNX graphs. onnx refuses graph data that has a second hard link."""
+    return plan.checkpoint.format == "onnx"
+
+
 def source_root(plan: Plan) -> Path:
     """Return the directory that the plan's file names are relative to."""
     return Path(plan.checkpoint.root)
@@ -86,6 +91,12 @@ def linked_names(plan: Plan) -> tuple[str, ...]:
     return tuple(link.name for link in plan.links if not is_staging(link.name))
 
 
+def bytes_copied(plan: Plan, target: Target) -> int:
+    """Return the bytes of the unchanged files that are copied rather than linked."""
+    linked = target.hardlink or (target.in_place and not has_graphs(plan))
+    return 0 if linked else plan.bytes_linked
+
+
 def replaces_directory(plan: Plan, target: Target) -> bool:
     """Return whether the write replaces an old directory with a new one.
 
@@ -94,7 +105,8 @@ def replaces_directory(plan: Plan, target: Target) -> bool:
     if is_file(plan):
         return False
     if target.in_place:
-        return len(changed_names(plan)) > 1 or bool(plan.removed)
+        # The data of a graph may have one name only, so the directory is not linked for a single file.
+        return len(changed_names(plan)) > (0 if has_graphs(plan) else 1) or bool(plan.removed)
     return target.overwrite and os.path.isdir(destination(plan, target))
 
 
@@ -184,7 +196,7 @@ def file_suffixes(plan: Plan) -> tuple[str, ...]:
     """Return the suffixes that a lone file of the plan's format may have."""
     written = plan.weights[0].format if plan.weights else plan.checkpoint.format
     if written == "onnx":
-        return (GRAPH_SUFFIX,)
+        return (GRAPH_SUFFIX, GRAPH_SUFFIX.upper())
     if written == "gguf":
         return (GGUF_SUFFIX,)
     return SUFFIXES if written == "torch" else (SUFFIX,)
@@ -250,13 +262,29 @@ def check_place(plan: Plan, target: Target) -> None:
     else:
         check_apart(plan, target, final)
         check_out(plan, target, final)
+    _check_beside(plan, target, final)
     _check_parent(plan, target, final)
+
+
+def beside(plan: Plan) -> tuple[str, ...]:
+    """Return the files of a lone file's plan that are written beside it: the data of a graph."""
+    return tuple(output.name for output in plan.weights[1:]) if is_file(plan) else ()
+
+
+def _check_beside(plan: Plan, target: Target, final: Path) -> None:
+    for name in beside(plan):
+        path = final.parent / name
+        # In place the name contains a hash of the source, so an existing file is from a killed run.
+        if os.path.lexists(path) and not (target.in_place and path.is_file() and not path.is_symlink()):
+            problem = f"{shown(path)} already exists, but the graph's data needs this name"
+            raise DestinationError(problem, ANOTHER_OUT, "out.exists")
 
 
 def check_names(plan: Plan) -> None:
     """Check that output names are relative, stay inside OUT and differ on every file system."""
     names = (*changed_names(plan), *linked_names(plan))
-    if is_file(plan) and (len(names) != 1 or len(plan.weights) + len(plan.links) != 1):
+    lone = len(names) == len(plan.weights) + len(plan.links) == 1
+    if is_file(plan) and not (lone or has_graphs(plan)):
         problem = f"{shown(plan.checkpoint.source)} is one file, but the change affects {len(names)} files"
         raise RefusedError(problem, "give the model directory instead of the file", "out.one-file")
     seen: dict[str, str] = {}
@@ -328,9 +356,7 @@ def _check_space(plan: Plan, target: Target) -> None:
     """Check the space for all that must be stored anew; blocks that the file system can share need none."""
     final = destination(plan, target)
     shares = _can_share(plan, final.parent)
-    needed = bytes_in_place_of_shared(plan) if shares else plan.bytes_written
-    if not (shares or target.in_place or target.hardlink):
-        needed += plan.bytes_linked
+    needed = bytes_in_place_of_shared(plan) if shares else plan.bytes_written + bytes_copied(plan, target)
     free = free_bytes(final.parent) + (tree.allocated(staging_path(final)) if target.resume else 0)
     if needed > free:
         raise no_space(final.name, needed, free)

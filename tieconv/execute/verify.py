@@ -19,7 +19,7 @@ from tieconv.errors import RefusedError, StalePlanError, TieconvError, Unreadabl
 from tieconv.execute import tree, write
 from tieconv.execute.arithmetic import scaled
 from tieconv.execute.copy import BLOCK, Tick, read_blocks, read_full
-from tieconv.execute.file_layout import Piece, checksum, file_layout, places
+from tieconv.execute.file_layout import checksum, file_layout, places
 from tieconv.execute.write import SCALE_BLOCK, Record, Shared, computed_blocks
 from tieconv.formats.safetensors import read_weight_file
 from tieconv.inspection.chunk_reader import ChunkReader
@@ -43,7 +43,10 @@ class Verifier:
     tick: Tick
 
     def weights(self, output: write_plan.OutputWeights, name: str) -> None:
-        """Check that the file holds the plan's tensors and no others, each with the promised bytes."""
+        """Check that the file holds the plan's tensors and no others, each with the promised bytes.
+
+        Of a file of ONNX graphs only the bytes are compared.
+        """
         with open_files(self.new) as written, open_files(self.root) as sources:
             file = _read(written, output, name)
             _check_header(file, output, name)
@@ -57,7 +60,7 @@ class Verifier:
                         tensor = _tensor_at(file, storage.range.start)
                         _fail(name, f"tensor {shown(tensor)} does not have the checksum of its source", "checksum")
 
-    def _piece(self, piece: Piece, file: WeightFile, written: FileSet, sources: FileSet) -> None:
+    def _piece(self, piece: write_plan.Piece, file: WeightFile, written: FileSet, sources: FileSet) -> None:
         descriptor, start, content = written.descriptor(file.name), piece.offset, piece.content
         if isinstance(content, ByteRange):
             unproved = self._unproved(file.name, start, start + piece.size, content)
@@ -72,7 +75,8 @@ class Verifier:
             offset = first_unlike_blocks(computed_blocks(sources, content), descriptor, start, self.tick)
         if offset is not None:
             tensor = _tensor_at(file, offset)
-            _fail(file.name, f"tensor {shown(tensor)} differs from its source at byte {offset:,} of the file", "bytes")
+            of = f"tensor {shown(tensor)} " if tensor else ""
+            _fail(file.name, f"{of}differs from its source at byte {offset:,} of the file", "bytes")
 
     def _unproved(self, name: str, start: int, end: int, span: ByteRange) -> list[tuple[int, int]]:
         """Return the ranges within bytes ``start`` to ``end`` of the written file that must be compared."""
@@ -119,6 +123,8 @@ def _read(written: FileSet, output: write_plan.OutputWeights, name: str) -> Weig
     def pread(count: int, offset: int) -> bytes:
         return written.pread(name, count, offset)
 
+    if output.format == "onnx":
+        return WeightFile(name, written.state(name).size, 0, (), None)
     try:
         if output.format == "gguf":
             from tieconv.formats.gguf import read_weight_file as read_gguf_file
@@ -272,7 +278,7 @@ class _Survivors:
         written: FileSet,
     ) -> None:
         self._staged, self._sources, self._written = staged, sources, written
-        self._copied: dict[str, list[tuple[str, Piece, ByteRange]]] = {}
+        self._copied: dict[str, list[tuple[str, write_plan.Piece, ByteRange]]] = {}
         for output in weights:
             for piece in file_layout(output).pieces:
                 if isinstance(piece.content, ByteRange):

@@ -20,7 +20,7 @@ from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import copy
 from tieconv.execute.arithmetic import averaged_blocks, scaled
 from tieconv.execute.file_layout import FileLayout, file_layout
-from tieconv.execute.target import Target
+from tieconv.execute.target import Target, bytes_copied
 from tieconv.execute.tree import writing
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.view_reader import stream
@@ -368,7 +368,7 @@ class ByteMeter:
 
     @classmethod
     def of(cls, plan: write_plan.Plan, target: Target, progress: Progress | None) -> ByteMeter:
-        once = plan.bytes_written + (0 if target.in_place or target.hardlink else plan.bytes_linked)
+        once = plan.bytes_written + bytes_copied(plan, target)
         return cls(once * (2 if target.verify == "full" else 1), progress)
 
     def tick(self, count: int) -> None:

@@ -229,7 +229,8 @@ def test_subgraphs_keep_every_bit(tmp_path: Path) -> None:
         outcome = api.plan_graph_dedup(source).execute(out)
         assert len(copies(out, values(5, (64, 640)))) == stored, kinds
         for proof in outcome.proofs:
-            assert proof.runs is not None and proof.runs.equal and not proof.runs.not_run, (kinds, proof.runs)
+            trips = ("trips of a Loop that these inputs do not give",) * ("Loop" in kinds)
+            assert proof.runs is not None and proof.runs.equal and proof.runs.not_run == trips, (kinds, proof.runs)
         for threads in (1, 2):
             options = ort.SessionOptions()
             options.intra_op_num_threads, options.log_severity_level = threads, 4

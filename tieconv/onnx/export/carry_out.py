@@ -41,10 +41,8 @@ from tieconv.onnx.quantise import prove_once, quantise_tied
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.plan import PlannedGraphs, notes_of, plan_graph_dedup
 from tieconv.onnx.write.session_proof import check_written, prove
-from tieconv.onnx.write.write import write_pieces
 from tieconv.reference import Reference, load, load_config
-from tieconv.sources.local import closing, locate, open_files
-from tieconv.sources.user_files import new_file
+from tieconv.sources.local import closing, locate
 from tieconv.text import Hint, call, option, shown
 from tieconv.version import VERSION
 
@@ -393,13 +391,15 @@ def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tup
     graphs = {file.name for file in planned.files}
     for data in [path for path in raw.iterdir() if path.name not in graphs]:
         os.rename(data, new / data.name)
+    syncer = Syncer()
+    writer = Writer(raw, new, syncer, lambda count: None, lambda name: None)
     for file in planned.files:
         if file.name in store.graphs:
-            with new_file(new / file.name) as graph, open_files(raw) as sources:
-                write_pieces(store.graphs[file.name], graph.fileno(), sources.descriptor, lambda _: None)
+            writer.weights(store.graphs[file.name], file.name)
         else:
             os.rename(raw / file.name, new / file.name)
         check_written(new, file.name, file, planned.matrices)
+    syncer.stop()  # `Job.write_documents` makes all files durable
     names = [file.name for file in planned.files]
     held = {name: [m for m in planned.matrices if m.done and m.graph == name] for name in names}
     return tuple(prove(new, new / name, name, held[name]) for name in names)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange
-from tieconv.checkpoint.write_plan import Gathered
+from tieconv.checkpoint.write_plan import Gathered, InlineBytes, OutputWeights, Piece
 from tieconv.errors import RefusedError
 from tieconv.onnx.graph_model import LIMIT, NEW, GraphFile, is_external, prefix, tensor_bytes, tensors
 from tieconv.text import shown
@@ -26,42 +26,16 @@ Source = ByteRange | Gathered
 
 
 @record
-class WrittenFile:
-    """A file to write: its contents, each with its offset. Only a graph has contents in memory."""
-
-    name: str
-    pieces: tuple[tuple[int, Source | bytes], ...]
-
-    @property
-    def size(self) -> int:
-        offset, content = self.pieces[-1]
-        return offset + _size(content)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the contents, without padding."""
-        return sum(_size(content) for _, content in self.pieces)
-
-
-def _size(content: Source | bytes) -> int:
-    return len(content) if isinstance(content, bytes) else content.size
-
-
-@record
 class Store:
     """The files to write: graphs by name, data files, and the source's data files that are removed."""
 
-    graphs: dict[str, WrittenFile]
-    data: tuple[WrittenFile, ...]
+    graphs: dict[str, OutputWeights]
+    data: tuple[OutputWeights, ...]
     removed: tuple[str, ...]
 
     @property
-    def files(self) -> tuple[WrittenFile, ...]:
+    def files(self) -> tuple[OutputWeights, ...]:
         return (*self.graphs.values(), *self.data)
-
-    @property
-    def bytes_written(self) -> int:
-        return sum(file.nbytes for file in self.files)
 
 
 @record
@@ -138,7 +112,7 @@ def _is_inline(file: GraphFile, content: Source) -> bool:
     return _range(content).file == file.name
 
 
-def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -> tuple[WrittenFile, ...]:
+def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -> tuple[OutputWeights, ...]:
     """Return the files in ``moved`` with the contents that are still read, and update the references."""
     wanted: dict[str, dict[Source, None]] = {name: {} for name in sorted(moved)}
     for graph in written:
@@ -146,7 +120,7 @@ def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -
             if homes[id(tensor)] in moved:
                 wanted[homes[id(tensor)]].setdefault(content)
     data_files = tuple(_file(name, tuple(contents)) for name, contents in wanted.items() if contents)
-    places = {(file.name, content): offset for file in data_files for offset, content in file.pieces}
+    places = {(file.name, piece.content): piece.offset for file in data_files for piece in file.pieces}
     for graph in written:
         folder = os.path.dirname(graph.file.name)
         for tensor, content in graph.contents:
@@ -156,15 +130,15 @@ def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -
     return data_files
 
 
-def _file(name: str, contents: tuple[Source, ...]) -> WrittenFile:
+def _file(name: str, contents: tuple[Source, ...]) -> OutputWeights:
     """Return a file with the contents in the order of the source, new ones last."""
-    pieces: list[tuple[int, Source]] = []
+    pieces: list[Piece] = []
     end = 0
     for content in sorted(contents, key=_order):
         end += -end % (PAGE if content.size >= PAGE else SMALL)
-        pieces.append((end, content))
+        pieces.append(Piece(end, content))
         end += content.size
-    return WrittenFile(name, tuple(pieces))
+    return OutputWeights(name, (), None, pieces=tuple(pieces))
 
 
 def _order(content: Source) -> tuple[bool, str, int]:
@@ -178,23 +152,23 @@ def _point(tensor: onnx.TensorProto, location: str, offset: int, length: int) ->
         tensor.external_data.add(key=key, value=value)
 
 
-def _graph_file(graph: _Written, name: str) -> WrittenFile:
+def _graph_file(graph: _Written, name: str) -> OutputWeights:
     """Return the file of a graph. Raises `RefusedError` if it exceeds the size limit.
 
     A graph without changes keeps its bytes, unless its data moves to another file.
     """
     if not graph.file.changed and not graph.contents:
-        return WrittenFile(name, ((0, ByteRange(graph.file.name, 0, graph.file.size)),))
-    pieces: list[tuple[int, Source | bytes]] = []
+        return OutputWeights(name, (), None, pieces=(Piece(0, ByteRange(graph.file.name, 0, graph.file.size)),))
+    pieces: list[Piece] = []
     end = 0
     for kind, run in groupby(_encoded(graph.file, graph.proto), type):
         contents = list(run)
-        joined = b"".join(content for content in contents if isinstance(content, bytes))
-        for content in [joined] if kind is bytes else contents:
-            pieces.append((end, content))
-            end += _size(content)
+        joined = InlineBytes(b"".join(part.data for part in contents if isinstance(part, InlineBytes)))
+        for content in [joined] if kind is InlineBytes else contents:
+            pieces.append(Piece(end, content))
+            end += content.size
     if end <= LIMIT:
-        return WrittenFile(name, tuple(pieces))
+        return OutputWeights(name, (), None, pieces=tuple(pieces))
     problem = f"{shown(graph.file.name)} would exceed the size limit of a graph ({LIMIT:,} bytes)"
     hint = "store its weights in a separate file first: onnx.save(..., save_as_external_data=True)"
     raise RefusedError(problem, hint, "onnx.too-large")
@@ -206,13 +180,15 @@ _RAW = 9
 """The field of a tensor with its bytes."""
 
 
-def _encoded(file: GraphFile, message: Any) -> Iterator[Source | bytes]:
+def _encoded(file: GraphFile, message: Any) -> Iterator[Source | InlineBytes]:
     """Yield the message field by field, as protobuf writes it. A tensor of the graph file has its content there."""
     if isinstance(message, onnx.NodeProto) and not any(a.HasField("g") or a.graphs for a in message.attribute):
-        yield message.SerializeToString()
+        yield InlineBytes(message.SerializeToString())
         return
     content = _content(file, message) if isinstance(message, onnx.TensorProto) and is_external(message) else None
-    raw = (prefix(_RAW, content.size), content) if content is not None and _is_inline(file, content) else ()
+    raw = (
+        (InlineBytes(prefix(_RAW, content.size)), content) if content is not None and _is_inline(file, content) else ()
+    )
     dropped = ("external_data", "data_location") if raw else ()
     for field, value in message.ListFields():
         if field.number > _RAW:
@@ -221,7 +197,7 @@ def _encoded(file: GraphFile, message: Any) -> Iterator[Source | bytes]:
         if isinstance(value, _HOLDERS) or (value and isinstance(value, Sequence) and isinstance(value[0], _HOLDERS)):
             for inner in (value,) if isinstance(value, _HOLDERS) else value:
                 parts = tuple(_encoded(file, inner))
-                yield prefix(field.number, sum(map(_size, parts)))
+                yield InlineBytes(prefix(field.number, sum(part.size for part in parts)))
                 yield from parts
         elif field.name not in dropped:
-            yield type(message)(**{field.name: value}).SerializeToString()
+            yield InlineBytes(type(message)(**{field.name: value}).SerializeToString())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +14,25 @@ from onnx_ir.passes import PreconditionError
 from tieconv.checkpoint.finding import Action
 from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
 from tieconv.checkpoint.graph_structure import RUNTIMES
-from tieconv.checkpoint.model_files import FileState, Listing
+from tieconv.checkpoint.model_files import Checkpoint, FileState, Layout, Listing
 from tieconv.checkpoint.value_type import Printed, quoted, record
-from tieconv.checkpoint.write_plan import plan_rows
-from tieconv.errors import VerificationError
+from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.checkpoint.write_plan import LinkFile, Plan, Promises, plan_rows
+from tieconv.errors import RefusedError, TieconvError, VerificationError
+from tieconv.execute.carry_out import carry_out
+from tieconv.execute.file_layout import file_layout
 from tieconv.execute.staging import sweep
-from tieconv.execute.target import Target
+from tieconv.execute.target import Target, check_target, destination, replaces_directory
 from tieconv.execute.write import Progress
+from tieconv.formats.onnx import SUFFIX, data_files, graph_names
 from tieconv.onnx.graph_model import GraphFile, blamed_on_source, has_onnxruntime, read_sources
 from tieconv.onnx.share.share_pass import LEFT, SharePass
 from tieconv.onnx.share.untie import untie
-from tieconv.onnx.write.data_placement import Store, lay_out
+from tieconv.onnx.write.data_placement import DATA, lay_out
 from tieconv.onnx.write.session_proof import NOT_INSTALLED, check_still_equal, check_written, prove
-from tieconv.onnx.write.write import GraphTarget, check, data_name, old_data, write
 from tieconv.planned import WriteOptions
-from tieconv.sources.local import open_files
-from tieconv.text import shown, size
+from tieconv.sources.local import locate, open_files
+from tieconv.text import NEW_OUT, Hint, shell_word, shown, size
 
 
 @record
@@ -53,7 +57,7 @@ class PlannedGraphs(Printed):
         after = {name: size for name, size in before.items() if name not in store.removed}
         if named is not None:
             after = {}
-        after |= {file.name: file.size for file in store.files}
+        after |= {file.name: file_layout(file).size for file in store.files}
         anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
         linked = 0 if named else sum(size for name, size in self.listing.entries.items() if name not in anew)
         return GraphPlan(
@@ -64,7 +68,7 @@ class PlannedGraphs(Printed):
             changed=tuple(store.graphs),
             matrices=self.matrices,
             bytes_read=sum(file.nbytes for file in store.data),
-            bytes_written=store.bytes_written,
+            bytes_written=sum(file.nbytes for file in store.files),
             bytes_linked=linked,
             bytes_before=sum(before.values()),
             bytes_after=sum(after.values()),
@@ -83,17 +87,16 @@ class PlannedGraphs(Printed):
     def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
         """Raise every refusal that is known before writing, as `execute` would."""
         target = self._target(out, **options)
-        if not self._is_done(target):
-            check(target, self._target_store(target))
+        check_target(self._checked(target), target)
 
     def clear(self, out: str | Path | None = None, *, in_place: bool = False, resume: bool = False) -> None:
         """Remove what a killed run left beside ``out``, so that `check` does not refuse it. Graphs are not resumed."""
-        sweep(self._target(out, in_place=in_place).final)
+        sweep(destination(self._source, self._target(out, in_place=in_place)))
 
     def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
         """Return whether writing replaces a whole directory, as of `PlannedWrite`."""
-        target = self._target(out, in_place=in_place)
-        return not target.is_file and not self._is_done(target) and target.final.is_dir()
+        target = self._target(out, in_place=in_place, overwrite=not in_place)
+        return replaces_directory(self._written(target), target)
 
     def execute(
         self, out: str | Path | None = None, *, progress: Progress | None = None, **options: Unpack[WriteOptions]
@@ -104,22 +107,18 @@ class PlannedGraphs(Printed):
         ``out`` is absent or old.
         """
         target = self._target(out, **options)
-        lone = self._lone(target)
-        if self._is_done(target):
-            sweep(target.final)  # files of a run that was killed after the rename
-            return GraphOutcome(self.plan, executed=True, verified=True, output=str(target.target.path))
-        store = self._target_store(target)
-        proofs, notes = write(target, store, lambda new: self._prove(new, lone), progress, self._recheck)
+        proofs: list[SessionProof] = []
+
+        def prove_staged(staged: Path) -> None:
+            lone = staged.name if self.listing.named else None
+            proofs.extend(self._prove(staged.parent if lone else staged, lone))
+
+        notes = carry_out(self._checked(target), target, prove_staged, progress, self._recheck)
         plan = replace(self.plan, notes=(*self.plan.notes, *notes))
-        return GraphOutcome(plan, executed=True, verified=True, output=str(target.target.path), proofs=proofs)
+        return GraphOutcome(plan, executed=True, verified=True, output=str(target.path), proofs=tuple(proofs))
 
-    def _is_done(self, target: GraphTarget) -> bool:
-        """Return whether the graphs in place already are as requested."""
-        return target.target.in_place and not any(file.changed for file in self.files)
-
-    def _prove(self, new: Path, lone: str | None) -> tuple[SessionProof, ...]:
-        """Return the proofs of the graphs that changed."""
-        proofs = []
+    def _prove(self, new: Path, lone: str | None) -> Iterator[SessionProof]:
+        """Yield the proofs of the graphs that changed."""
         for file in self.files:
             name = lone or file.name
             done = [replace(m, graph=name) for m in self.matrices if m.graph == file.name and m.done]
@@ -128,11 +127,10 @@ class PlannedGraphs(Printed):
             check_written(new, name, file, self.matrices if self.command == "dedup" else None)
             if self.command == "dedup":
                 try:
-                    proofs.append(prove(new, Path(file.root) / file.name, name, done))
+                    yield prove(new, Path(file.root) / file.name, name, done)
                 except VerificationError:
                     self._recheck()  # a source that another program changed gives other results
                     raise
-        return tuple(proofs)
 
     def _recheck(self) -> None:
         """Raise `StalePlanError` if shared initializers of the source are no longer equal."""
@@ -142,20 +140,49 @@ class PlannedGraphs(Printed):
                     file, [matrix for matrix in self.matrices if matrix.graph == file.name and matrix.done]
                 )
 
-    def _target(self, out: str | Path | None, **options: Unpack[WriteOptions]) -> GraphTarget:
+    def _target(self, out: str | Path | None, **options: Unpack[WriteOptions]) -> Target:
         path = Path(self.listing.source if options.get("in_place") or out is None else out)
-        return GraphTarget(self.listing, self.states, Target(path, **options))
+        return replace(Target(path, **options), resume=False)
 
-    def _lone(self, target: GraphTarget) -> str | None:
-        return target.final.name if target.is_file else None
+    @property
+    def _source(self) -> Plan:
+        """The plan in the form that `tieconv.execute` reads, without files to write."""
+        listing, named = self.listing, self.listing.named
+        graphs = (named,) if named else graph_names(listing)
+        files = tuple(WeightFile(name, listing.entries[name], 0, (), None) for name in graphs)
+        layout, special = (Layout.FILE, ()) if named else (Layout.SINGLE, listing.special)
+        checkpoint = Checkpoint(listing.source, listing.root, layout, "onnx", files, special=special)
+        return Plan(self.command, checkpoint, self.states, (), (), (), (), (), Promises(None, ()), "")
 
-    def _target_store(self, target: GraphTarget) -> Store:
-        lone = self._lone(target)
-        if lone is None or not target.target.in_place:
-            return lay_out(self.files, lone)
-        store = lay_out(self.files, lone, data_name(lone, f"{self.command} {self.form}", self.states))
-        spans = [span for file in self.files for span in file.ranges]
-        return replace(store, removed=old_data(spans, (file.name for file in store.data)))
+    def _written(self, target: Target) -> Plan:
+        """Return the plan with the files to write; none if the graphs in place already are as requested."""
+        plan, named = self._source, self.listing.named
+        if target.in_place and not any(file.changed for file in self.files):
+            return plan
+        if named:
+            lone = destination(plan, target).name
+            store = lay_out(self.files, lone)
+            if target.in_place:
+                store = lay_out(self.files, lone, data_name(lone, f"{self.command} {self.form}", self.states))
+                spans = {span.file for file in self.files for span in file.ranges}
+                store = replace(store, removed=tuple(sorted(spans - {file.name for file in store.data})))
+            return replace(plan, weights=(replace(store.graphs[lone], name=named), *store.data), removed=store.removed)
+        store = lay_out(self.files, None)
+        anew = {*store.removed, *(file.name for file in store.files)}
+        # In place, only the data that graphs read is copied. All else is linked.
+        unchanged = (name for name in (self.states if target.in_place else self.listing.entries) if name not in anew)
+        links = tuple(LinkFile(name, self.listing.entries[name]) for name in unchanged)
+        return replace(plan, weights=store.files, links=links, removed=store.removed)
+
+    def _checked(self, target: Target) -> Plan:
+        """Return the plan with the files to write. Raise what only graphs are refused for."""
+        if target.hardlink:
+            problem = f"--hardlink does not support ONNX graphs: {shown(self.listing.source)}"
+            raise RefusedError(problem, NEW_OUT, "onnx.option")
+        plan = self._written(target)
+        if target.in_place and plan.removed:
+            check_removed(self.listing, plan.removed, {output.name for output in plan.weights})
+        return plan
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.plan/1`."""
@@ -173,6 +200,53 @@ def states_of(listing: Listing, files: Sequence[GraphFile]) -> dict[str, FileSta
     names = {file.name for file in files} | {span.file for file in files for span in file.ranges}
     with open_files(listing.root) as opened:
         return {name: opened.state(name) for name in sorted(names)}
+
+
+# Replace graphs in place: check the conditions, and name the new data.
+
+_OF_OTHERS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json", SUFFIX)
+"""Extensions of files that may hold more than a graph's data."""
+
+
+def data_name(graph: str, command: str, states: dict[str, FileState]) -> str:
+    """Return the name of a lone graph's new data file, which includes a hash of its source.
+
+    It differs from the old name, because the old graph needs its data until the new graph has its name. A run after a
+    killed run computes the same name.
+    """
+    known = sorted((name, state.device, state.inode, state.size, state.mtime_ns) for name, state in states.items())
+    made_from = repr((command, known)).encode()
+    return f"{graph}.{hashlib.sha256(made_from).hexdigest()[:12]}{DATA}"
+
+
+def check_removed(listing: Listing, removed: Sequence[str], written: set[str]) -> None:
+    """Raise `RefusedError` if a data file that goes in place may hold more than the ``written`` graphs read."""
+    for name in removed:
+        if name.lower().endswith(_OF_OTHERS):
+            problem = f"--in-place does not remove {shown(name)}, because it may hold more than the graph's data"
+            raise RefusedError(problem, NEW_OUT, "in-place.data")
+    for graph, read in _readers(listing, written):
+        shared = sorted(read.intersection(removed))
+        if shared:
+            raise RefusedError(
+                f"--in-place cannot replace one graph, because {shown(graph)} reads {shown(shared[0])} too",
+                f"give the directory, so that all graphs change: {shell_word(listing.root)}",
+                "in-place.shared-data",
+            )
+
+
+def _readers(listing: Listing, written: set[str]) -> Iterator[tuple[str, set[str]]]:
+    """Yield every other graph below the directory, and the files that it reads."""
+    around = locate(listing.root)
+    others = [name for name in around.entries if name.lower().endswith(SUFFIX) and name not in written]
+    with open_files(listing.root) as files:
+        for name in others:
+            try:
+                yield name, data_files(listing.root, files, name)
+            except TieconvError as error:
+                problem = f"tieconv cannot read {shown(name)}, which may use the same data: {error.message}"
+                hint = Hint("move it out of the directory, or ", NEW_OUT)
+                raise RefusedError(problem, hint, "in-place.other-graph") from error
 
 
 # Plan `dedup` of graphs: store every matrix once, on disk and in a session.

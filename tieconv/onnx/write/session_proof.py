@@ -143,13 +143,12 @@ def _alike(
 # Run a graph before and after a rewrite in sessions of ONNX Runtime, and compare every bit of the outputs.
 #
 # One batch of each shape runs with the branches and trips that its inputs lead to. Then both graphs get inputs that
-# override conditions. They force each branch of each If, and 0, 1 and 3 trips of every Loop.
+# override conditions. They force each branch of each If.
 
 BATCHES = (("one row", 1, (1, 576, 64, 512)), ("several rows", 2, (3, 576, 64, 512)), ("a longer input", 1, (5, 640)))
 EMPTY = ("an empty batch", 0, (2, 576, 64, 512))
 """A shape of inputs: its name, the first axis, and lengths of the rest. The first accepted length is run."""
 THREADS = (1, 2)
-TRIPS = (0, 1, 3)
 MOST_RUNS = 512
 _SHARE = 0.5
 """The share of the free memory that the graph and a session of it may use."""
@@ -166,7 +165,7 @@ Feeds = dict[str, Any]
 
 @identity_record
 class _Case:
-    """Inputs of one run, of the shape ``shape``. ``forced`` names the branch or the trips that ``overrides`` force.
+    """Inputs of one run, of the shape ``shape``. ``forced`` names the branch that ``overrides`` force.
 
     ``accepted`` is false if no session of the source accepts inputs of this shape.
     """
@@ -184,11 +183,10 @@ class _Case:
 
 @dataclass
 class _Control:
-    """The Ifs of a model with the branches that lead to each, and the numbers of Loops and Scans."""
+    """The Ifs of a model with the branches that lead to each, and its operators `Loop` and `Scan`."""
 
     ifs: list[tuple[str, tuple[tuple[int, bool], ...]]] = field(default_factory=list)
-    loops: int = 0
-    scans: int = 0
+    loops: set[str] = field(default_factory=set)
 
     def add(self, label: str, path: tuple[tuple[int, bool], ...]) -> int:
         """Add an If, and return its number."""
@@ -205,19 +203,17 @@ def compare_runs(source: Path, written: Path) -> SessionRuns:
     left, right = _in_folder(before, source), _in_folder(after, written)
     natural = list(_natural(before, left))
     control = _forced(before)
-    forces = bool(control.ifs or control.loops) and _forced(after) == control
     runs = _Runs()
     runs.compare(left, right, natural)
-    if control.scans:
-        runs.not_run.append("trips of a Scan that these inputs do not give")
-    if forces:
+    runs.not_run += [f"trips of a {operator} that these inputs do not give" for operator in sorted(control.loops)]
+    if control.ifs and _forced(after) == control:
         cases = [case for base in natural for case in _with_overrides(base, control)]
         dropped = len(cases) - MOST_RUNS
         runs.compare(_in_folder(before, source), _in_folder(after, written), cases[:MOST_RUNS])
         if dropped > 0:
-            runs.not_run.append(f"{dropped} further combinations of branches and trips")
-    elif control.ifs or control.loops:
-        runs.not_run.append("the branches and trips that these inputs do not lead to")
+            runs.not_run.append(f"{dropped} further combinations of branches")
+    elif control.ifs:
+        runs.not_run.append("the branches that these inputs do not lead to")
     return runs.result()
 
 
@@ -299,35 +295,26 @@ def _side(dim: Any, size_: int, length: int) -> int:
 
 
 def _with_overrides(case: _Case, control: _Control) -> Iterator[_Case]:
-    """Yield the case with each branch of each If forced, and with each number of trips."""
+    """Yield the case with each branch of each If forced."""
     free = {f"{_IF}{index}.{part}": np.array(part == "free") for index in range(len(control.ifs)) for part in _PARTS}
-    # Within a Loop a branch runs only if there are trips.
-    trips = {_FORCE: np.array(True), _TRIPS: np.array(1)} if control.loops else {}
     for index, (label, path) in enumerate(control.ifs):
         for branch in (True, False):
             chosen = dict(free)
             for position, taken in (*path, (index, branch)):
                 chosen |= {f"{_IF}{position}.free": np.array(False), f"{_IF}{position}.taken": np.array(taken)}
-            label_ = f"{'then' if branch else 'else'} branch of {label}"
-            yield replace(case, forced=label_, overrides=chosen | trips)
-    for count in TRIPS if control.loops else ():
-        label_ = f"{count} {'trip' if count == 1 else 'trips'} of every Loop"
-        yield replace(case, forced=label_, overrides=free | {_FORCE: np.array(True), _TRIPS: np.array(count)})
+            yield replace(case, forced=f"{'then' if branch else 'else'} branch of {label}", overrides=chosen)
 
 
-_IF, _FORCE, _TRIPS = "tieconv.if.", "tieconv.force", "tieconv.trips"
+_IF = "tieconv.if."
 _PARTS = ("free", "taken")
 
 
 def _forced(model: onnx.ModelProto) -> _Control:
-    """Add inputs that override every condition and number of trips of the model. Return its Ifs and Loops."""
+    """Add inputs that override the condition of every If of the model. Return its Ifs and loops."""
     control = _Control()
     _force(model.graph, (), control)
-    added = [f"{_IF}{index}.{part}" for index in range(len(control.ifs)) for part in _PARTS]
-    for name in (*added, *((_FORCE,) if control.loops else ())):
+    for name in (f"{_IF}{index}.{part}" for index in range(len(control.ifs)) for part in _PARTS):
         model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.BOOL, []))
-    if control.loops:
-        model.graph.input.append(helper.make_tensor_value_info(_TRIPS, TensorProto.INT64, []))
     return control
 
 
@@ -343,38 +330,14 @@ def _force(graph: onnx.GraphProto, path: tuple[tuple[int, bool], ...], control: 
             nodes.append(helper.make_node("And", [node.input[0], f"{_IF}{index}.free"], [mixed]))
             nodes.append(helper.make_node("Or", [mixed, f"{_IF}{index}.taken"], [f"{mixed}.or"]))
             node.input[0] = f"{mixed}.or"
-        elif node.op_type == "Loop" and not node.domain:
-            control.loops += 1
-            _force_trips(node, nodes, control.loops)
-            for body in inner.values():
-                _force(body, path, control)
         else:
-            control.scans += node.op_type == "Scan"
+            control.loops |= {node.op_type} & {"Loop", "Scan"}
             for body in inner.values():
                 _force(body, path, control)
         nodes.append(node)
     copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copied)
-
-
-def _force_trips(node: onnx.NodeProto, nodes: list[onnx.NodeProto], number: int) -> None:
-    """Make a Loop run as many trips as the overriding input says, whatever its condition is."""
-    name = f"tieconv.loop.{number}"
-    trips = node.input[0]
-    if not trips:
-        trips = f"{name}.endless"
-        endless = helper.make_tensor(trips, TensorProto.INT64, [], [np.iinfo(np.int64).max])
-        nodes.append(helper.make_node("Constant", [], [trips], value=endless))
-    nodes.append(helper.make_node("Where", [_FORCE, _TRIPS, trips], [f"{name}.trips"]))
-    node.input[0] = f"{name}.trips"
-    if len(node.input) > 1 and node.input[1]:
-        nodes.append(helper.make_node("Or", [node.input[1], _FORCE], [f"{name}.first"]))
-        node.input[1] = f"{name}.first"
-    body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
-    condition = body.output[0].name
-    body.node.append(helper.make_node("Or", [condition, _FORCE], [f"{name}.again"]))
-    body.output[0].name = f"{name}.again"
 
 
 @dataclass
@@ -407,9 +370,8 @@ class _Runs:
         shapes = self.ran.pop("", set())
         refused = self.failed.pop("", {})
         cases = [name for name, *_ in (*BATCHES, EMPTY) if name in shapes]
-        for kind, word in (("branch of", "branches"), ("of every Loop", "numbers of trips")):
-            run, tried = ({name for name in names if kind in name} for names in (self.ran, {**self.ran, **self.failed}))
-            cases += [f"{len(run)} of {len(tried)} {word}"] if tried else []
+        tried = {*self.ran, *self.failed}
+        cases += [f"{len(self.ran)} of {len(tried)} branches"] if tried else []
         missing = {name: [shape for shape in some if shape not in refused] for name, some in self.failed.items()}
         parts = [f"{name} ({', '.join(some)})" if name in self.ran else name for name, some in missing.items() if some]
         differing = tuple(f"{name} (by up to {by:.1e})" for name, by in self.differing.items())
