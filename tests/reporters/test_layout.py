@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Parity, ProviderUse, Verdict
-from tieconv.reporters.html.parity_page import gate_bar, plot, render
+from tieconv.reporters.html.parity_page import error_plot, gate_bar, render
 from tieconv.reporters.text import columns, wrapped
 from tieconv.reporters.text.analyze_text import _short_figure
 from tieconv.reporters.text.parity_text import render_parity
@@ -69,7 +69,7 @@ def test_figures_of_a_table() -> None:
     assert {value: _short_figure(value) for value in texts} == texts
 
 
-LEFT, RIGHT, TOP, BOTTOM, WIDTH = 8.0, 412.0, 30.0, 170.0, 420
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 388.0, 10.0, 168.0
 
 
 def counts(bins: int, first: int, last: int) -> tuple[int, ...]:
@@ -89,10 +89,14 @@ def case(graph: float, floor: float) -> Case:
     return Case("fp32", 1, 4, 0, 0, 0, figures(graph), figures(floor), None, None)
 
 
+def plot(drawn: Histogram, cases: list[Case]) -> str:
+    return error_plot(drawn, cases).drawing
+
+
 def labels(drawn: str) -> dict[int, float]:
     """The powers of ten of the axis and where they stand."""
-    found = re.findall(r'<text x="([\d.]+)"[^>]*>10<tspan[^>]*>(-?\d+)</tspan>', drawn)
-    return {int(power): float(x) for x, power in found}
+    found = re.findall(r'x="([\d.]+)" y="183" text-anchor="\w+">10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)<', drawn)
+    return {int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))): float(x) for x, power in found}
 
 
 def test_each_decade_has_its_label() -> None:
@@ -100,9 +104,7 @@ def test_each_decade_has_its_label() -> None:
     found = labels(plot(histogram(-8.0, 5, 20), []))
     assert list(found) == [-7, -6, -5, -4, -3]
     step = (RIGHT - LEFT) / 18  # bins 4 to 22
-    assert found == {-7: 18.0} | {
-        power: pytest.approx(LEFT + step * 4 * (power + 7), abs=0.06) for power in range(-6, -2)
-    }
+    assert found == {power: pytest.approx(LEFT + step * 4 * (power + 7), abs=0.06) for power in range(-7, -2)}
 
 
 def test_many_decades_have_some_labels() -> None:
@@ -122,57 +124,54 @@ def test_a_lone_zero_does_not_stretch_the_axis() -> None:
 def test_both_distributions_fill_the_height() -> None:
     """The larger peak reaches the top, both stand on the axis, and bins follow each other."""
     drawn = plot(histogram(-8.0, 5, 20), [])
-    paths = [path for path in re.findall(r'<path d="(M[^"]*)"', drawn) if path.count("L") > 3]
+    paths = re.findall(r'<path class="(?:band|line) c\d" d="(M[^"]*)"', drawn)
     points = [[tuple(map(float, pair)) for pair in re.findall(r"([\d.]+) ([\d.]+)", path)] for path in paths]
     assert len(points) == 2
     assert min(y for path in points for _, y in path) == TOP
-    for path in points:
-        assert path[0] == (LEFT, BOTTOM)
-        assert path[-1] == (RIGHT, BOTTOM)
+    band, line = points
+    assert band[:2] == [(LEFT, BOTTOM), (RIGHT, BOTTOM)]
+    for path in (band[:1:-1], line):
+        assert (path[0][0], path[-1][0]) == (LEFT, RIGHT)
         assert [x for x, _ in path] == sorted(x for x, _ in path)
         assert max(y for _, y in path) == BOTTOM
     assert [path.endswith("Z") for path in paths] == [True, False]
 
 
-@pytest.mark.parametrize(("rms", "side"), [(1e-6, "start"), (10**-3.5, "end")])
-def test_marks_stand_at_their_errors(rms: float, side: str) -> None:
-    """The gate at twice the RMS error of torch, the graph's own beside it; words stay in the picture."""
-    drawn = plot(histogram(-8.0, 5, 20), [case(rms, rms), case(rms, rms)])
-    lines = [float(x) for x in re.findall(r'<path d="M([\d.]+) \d+V170"', drawn)]
+def marks(drawn: str) -> dict[str, float]:
+    """The vertical lines by their kind."""
+    found = re.findall(rf'<path class="(floor|ceiling)" d="M([\d.]+) {TOP:.0f}V{BOTTOM}"/>', drawn)
+    return {kind: float(x) for kind, x in found}
+
+
+@pytest.mark.parametrize("rms", [1e-6, 10**-3.5])
+def test_marks_stand_at_their_errors(rms: float) -> None:
+    """The gate at twice the RMS error of torch, and the graph's own."""
     step = (RIGHT - LEFT) / 18
-    expected = [LEFT + step * ((math.log10(value) + 8) / 0.25 - 4) for value in (2 * rms, rms)]
-    assert lines == pytest.approx(expected, abs=0.06)
-    words = re.findall(r'<text x="([\d.]+)" y="(\d+)" text-anchor="(\w+)" font-size="11"', drawn)
-    assert [(float(x), int(y), anchor) for x, y, anchor in words] == [
-        (pytest.approx(line + (4 if side == "start" else -4), abs=0.06), y, side)
-        for line, y in zip(lines, (12, 26), strict=True)
-    ]
+    expected = {
+        kind: pytest.approx(LEFT + step * ((math.log10(value) + 8) / 0.25 - 4), abs=0.06)
+        for kind, value in (("ceiling", rms), ("floor", 2 * rms))
+    }
+    assert marks(plot(histogram(-8.0, 5, 20), [case(rms, rms), case(rms, rms)])) == expected
 
 
 def test_an_error_beyond_the_axis_stands_at_its_end() -> None:
     """A graph that is far off is marked at the right edge; nothing is drawn of no error at all."""
-    assert 'd="M412.0 22V170"' in plot(histogram(-8.0, 5, 20), [case(10.0, 1e-6)])
-    assert "RMS</text>" not in plot(histogram(-8.0, 5, 20), [case(0.0, 0.0)])
+    assert marks(plot(histogram(-8.0, 5, 20), [case(10.0, 1e-6)]))["ceiling"] == RIGHT
+    assert marks(plot(histogram(-8.0, 5, 20), [case(0.0, 0.0)])) == {}
 
 
 def test_larger_batches_weigh_more() -> None:
     """The RMS error of all positions together."""
     few = Case("fp32", 1, 1, 0, 0, 0, figures(3e-6, positions=1), None, None, None)
     many = Case("fp32", 1, 3, 0, 0, 0, figures(1e-6, positions=3), None, None, None)
-    drawn = plot(histogram(-8.0, 5, 20), [few, many])
-    (line,) = [float(x) for x in re.findall(r'<path d="M([\d.]+) \d+V170"', drawn)]
+    line = marks(plot(histogram(-8.0, 5, 20), [few, many]))["ceiling"]
     expected = (math.log10(math.sqrt((9e-12 + 3e-12) / 4)) + 8) / 0.25 - 4
     assert line == pytest.approx(LEFT + (RIGHT - LEFT) / 18 * expected, abs=0.06)
 
 
 @pytest.mark.parametrize(
     ("value", "limit", "width", "colour"),
-    [
-        (0.5, 1.0, "50.0", "good"),
-        (3.0, 2.0, "150.0", "bad"),
-        (9.0, 1.0, "150.0", "bad"),
-        (math.inf, 1.0, "150.0", "bad"),
-    ],
+    [(0.5, 1.0, "50.0", "c2"), (3.0, 2.0, "150.0", "c4"), (9.0, 1.0, "150.0", "c4"), (math.inf, 1.0, "150.0", "c4")],
 )
 def test_a_bar_ends_at_the_share_of_its_limit(value: float, limit: float, width: str, colour: str) -> None:
     """What is beyond one and a half times the limit is drawn there."""

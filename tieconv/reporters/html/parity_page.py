@@ -8,18 +8,20 @@ from html import escape
 
 from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Lost, Parity, Verdict
 from tieconv.package_data import data_text
-from tieconv.reporters.html import page
+from tieconv.reporters.html import STYLE, page
+from tieconv.reporters.html.analyze_page import drawn_figure
+from tieconv.reporters.html.svg import Frame, Plot, Point
 from tieconv.reporters.text.parity_text import facts, number
 from tieconv.text import count, shown
 
-_STYLE = data_text(__name__, "parity.css")
+_OWN = data_text(__name__, "parity.css")
 
 
 def render(report: Parity) -> str:
     """Return the page."""
     parts = (_head, _plots, _gates, _cases, _weights, _absent)
     title = f"{_text(report.verdict)}: parity of {_text(report.graph)}"
-    return page(title, _STYLE, (line for part in parts for line in part(report)))
+    return page(title, STYLE + _OWN, (line for part in parts for line in part(report)))
 
 
 def _text(value: object) -> str:
@@ -45,19 +47,16 @@ def _plots(report: Parity) -> Iterator[str]:
         return
     yield (
         "<h2>Errors</h2>\n<p>The distribution of the errors of all logits, measured against a float64 reference and "
-        'divided by the RMS of the logits: <span class="key" style="background:var(--graph)"></span> the graph, '
-        '<span class="key" style="background:var(--floor)"></span> torch in the same precision. '
-        "A correct graph matches torch. A fault moves it to the right.</p>"
+        "divided by the RMS of the logits. A correct graph matches torch. A fault moves it to the right.</p>"
     )
-    figures = []
-    for histogram in report.histograms:
+    yield '<div class="plots">'
+    for number_, histogram in enumerate(report.histograms):
         cases = [case for case in report.cases if case.group == histogram.group and case.graph and case.floor]
-        caption = f"<figcaption><h3>{_text(histogram.group)}</h3>{_sentence(cases)}</figcaption>"
-        figures.append(f"<figure>{caption}{plot(histogram, cases)}</figure>")
-    yield f'<div class="plots">{"".join(figures)}</div>'
+        yield from drawn_figure(error_plot(histogram, cases), f"p{number_}")
+    yield "</div>"
 
 
-def _sentence(cases: list[Case]) -> str:
+def _sentence(cases: Sequence[Case]) -> str:
     worst = max((case.ratio or 0.0 for case in cases), default=0.0)
     positions = sum(case.graph.positions for case in cases if case.graph)
     return f"{count(len(cases), 'case')}, {count(positions, 'position')}; RMS ratio at most {number(worst)}."
@@ -135,31 +134,51 @@ def _lost(kind: str, entries: Iterable[Lost]) -> Iterator[str]:
         yield f"<tr{state}>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
 
 
-# The plots of a parity report, drawn by hand as SVG in the page's own colours.
+# The plots of a parity report.
 
-_WIDTH, _HEIGHT = 420, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 30, 40
 _RMS_GATE = 2.0
+_MOST_TICKS = 7
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_LEGEND = (("c1", "the graph"), ("c0", "torch in the same precision"))
+_MARKS = (("ceiling", "RMS of the graph"), ("floor", "gate: 2 × RMS of torch"))
 
 
-def plot(histogram: Histogram, cases: Sequence[Case]) -> str:
-    """Draw both distributions on one logarithmic axis, with the graph's RMS error and the gate, 2 × torch's."""
+def error_plot(histogram: Histogram, cases: Sequence[Case]) -> Plot:
+    """Return both distributions on one logarithmic axis, with the graph's RMS error and the gate, 2 × torch's."""
     # The range of bins with values, with one more bin on each side.
     held = [i for i, pair in enumerate(zip(histogram.graph, histogram.floor, strict=True)) if any(pair)]
     # Bin 0 holds exact zeros, and must not stretch the axis.
     inner = [i for i in held if i] or [0]
     first, end = max(min(inner) - 1, 0), min(max(inner) + 2, len(histogram.graph))
-    scale = _Scale(histogram, first, end)
-    rms = _rms([case.floor for case in cases if case.floor])
-    parts = [
-        *_axis(histogram, scale, first, end),
-        f'<path d="{scale.line(histogram.floor)}Z" fill="var(--floor)" fill-opacity=".45"/>',
-        f'<path d="{scale.line(histogram.graph)}" fill="none" stroke="var(--graph)" stroke-width="2"/>',
-        *_mark(scale, rms * _RMS_GATE, "gate: 2 × torch's RMS", "var(--bad)", 12),
-        *_mark(scale, _rms([case.graph for case in cases if case.graph]), "graph's RMS", "var(--graph)", 26),
-    ]
+    graph, torch = ([value / (sum(counts) or 1) for value in counts] for counts in (histogram.graph, histogram.floor))
+    highest = max((*graph[first:end], *torch[first:end])) or 1.0
     label = f"Distribution of errors, {histogram.group}: graph and torch in the same precision"
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    across = "|error| / RMS of the logits"
+    frame = Frame(label, (first, end), (0.0, highest), across, "share", _decades(histogram, first, end), 210)
+    frame.band([(first, 0.0), (end, 0.0)], _steps(torch, first, end), "c0")
+    frame.line(_steps(graph, first, end), "c1")
+    sides = ([case.graph for case in cases if case.graph], [case.floor for case in cases if case.floor])
+    errors = _rms(sides[0]), _rms(sides[1]) * _RMS_GATE
+    for (kind, _), error in zip(_MARKS, errors, strict=True):
+        if error > 0 and math.isfinite(error):
+            position = (math.log10(error) - histogram.start) / histogram.width
+            frame.mark(min(max(position, first), end), kind)
+    return Plot(histogram.group, frame.svg(), _sentence(cases), _LEGEND, marks=_MARKS)
+
+
+def _decades(histogram: Histogram, first: int, end: int) -> list[tuple[float, str]]:
+    """Return the powers of ten on the axis, at most seven at equal distances."""
+    per_decade = round(1 / histogram.width)
+    decades = [i for i in range(first, end + 1) if i % per_decade == 0]
+    powers = (
+        (i, round(histogram.start + i * histogram.width)) for i in decades[:: -(-len(decades) // _MOST_TICKS) or 1]
+    )
+    return [(float(i), f"10{str(power).translate(_RAISED)}") for i, power in powers]
+
+
+def _steps(shares: Sequence[float], first: int, end: int) -> list[Point]:
+    """Return the outline of the bars of a histogram."""
+    return [(float(edge), shares[i]) for i in range(first, end) for edge in (i, i + 1)]
 
 
 def gate_bar(gate: Gate) -> str:
@@ -167,72 +186,12 @@ def gate_bar(gate: Gate) -> str:
     if gate.value is None or not gate.limit:
         return ""
     share = min(gate.value / gate.limit, 1.5) if math.isfinite(gate.value) else 1.5
-    colour = "var(--good)" if gate.passed else "var(--bad)"
+    colour = "var(--c2)" if gate.passed else "var(--c4)"
     return (
         '<svg viewBox="0 0 150 10" preserveAspectRatio="none" aria-hidden="true" style="height:.6rem">'
-        '<rect x="0" y="2" width="150" height="6" fill="var(--line)"/>'
+        '<rect x="0" y="2" width="150" height="6" fill="var(--rule)"/>'
         f'<rect x="0" y="2" width="{100 * share:.1f}" height="6" fill="{colour}"/>'
         '<rect x="99" y="0" width="2" height="10" fill="var(--ink)"/></svg>'
-    )
-
-
-class _Scale:
-    """The map from bins and shares to the picture's coordinates."""
-
-    def __init__(self, histogram: Histogram, first: int, end: int) -> None:
-        self.histogram, self.first, self.end = histogram, first, end
-        totals = [sum(counts) or 1 for counts in (histogram.graph, histogram.floor)]
-        pairs = zip((histogram.graph, histogram.floor), totals, strict=True)
-        self.most = max(max(counts[first:end], default=0) / total for counts, total in pairs) or 1.0
-
-    def x(self, position: float) -> float:
-        """Return the coordinate of a bin's left edge."""
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (position - self.first) / max(self.end - self.first, 1)
-
-    def at(self, value: float) -> float:
-        """Return the coordinate of a relative error, inside the picture."""
-        position = (math.log10(value) - self.histogram.start) / self.histogram.width
-        return self.x(min(max(position, self.first), self.end))
-
-    def line(self, counts: Sequence[int]) -> str:
-        total = sum(counts) or 1
-        bottom = _HEIGHT - _BOTTOM
-        steps = [f"M{self.x(self.first):.1f} {bottom}"]
-        for i in range(self.first, self.end):
-            y = bottom - (bottom - _TOP) * counts[i] / total / self.most
-            steps.append(f"L{self.x(i):.1f} {y:.1f}L{self.x(i + 1):.1f} {y:.1f}")
-        return "".join((*steps, f"L{self.x(self.end):.1f} {bottom}"))
-
-
-def _axis(histogram: Histogram, scale: _Scale, first: int, end: int) -> Iterator[str]:
-    bottom = _HEIGHT - _BOTTOM
-    yield f'<path d="M{_LEFT} {bottom}H{_WIDTH - _RIGHT}" stroke="var(--soft)"/>'
-    per_decade = round(1 / histogram.width)
-    decades = [i for i in range(first, end + 1) if i % per_decade == 0]
-    every = max(1, -(-len(decades) // 7))
-    for i in decades[::every]:
-        x, power = scale.x(i), round(histogram.start + i * histogram.width)
-        yield f'<path d="M{x:.1f} {bottom}v5" stroke="var(--soft)"/>'
-        yield (
-            f'<text x="{min(max(x, 18), _WIDTH - 20):.1f}" y="{bottom + 18}" text-anchor="middle" font-size="12" '
-            f'fill="var(--soft)">10<tspan dy="-4" font-size="9">{power}</tspan></text>'
-        )
-    yield (
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle" font-size="12" fill="var(--soft)">'
-        "|error| / RMS of the logits</text>"
-    )
-
-
-def _mark(scale: _Scale, value: float, label: str, colour: str, y: int) -> Iterator[str]:
-    if not (value > 0 and math.isfinite(value)):
-        return
-    x = scale.at(value)
-    right = x > _WIDTH / 2
-    anchor = "end" if right else "start"
-    yield f'<path d="M{x:.1f} {y - 4}V{_HEIGHT - _BOTTOM}" stroke="{colour}" stroke-dasharray="4 3"/>'
-    yield (
-        f'<text x="{x + (-4 if right else 4):.1f}" y="{y}" text-anchor="{anchor}" font-size="11" '
-        f'fill="{colour}">{label}</text>'
     )
 
 

@@ -81,6 +81,11 @@ class Frame:
         path = _path(self.pixel(point) for point in (*low, *reversed(high)))
         self.parts.append(f'<path class="band {style}" d="{path}Z"/>')
 
+    def mark(self, across: float, kind: str) -> None:
+        """Draw a vertical line over the whole height: ``floor`` is dashed, ``ceiling`` is not."""
+        x, bottom = self.pixel((across, self.y[0]))
+        self.parts.append(f'<path class="{kind}" d="M{x:.1f} {_TOP}V{bottom:.1f}"/>')
+
     def dots(self, points: Iterable[Point], style: str, *, few: bool = False) -> None:
         """Draw a dot for each point, all in one path. The dots are larger if they are ``few``."""
         size = " few" if few else ""
