@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -161,7 +162,97 @@ def with_untyped_attribute_of_a_function() -> onnx.ModelProto:
 
 
 GOOD = [gather(), helper.make_node("Neg", ["x"], ["out"])]
+
+
+def edited(change: Callable[[onnx.ModelProto], object], *, ir: int = 9) -> onnx.ModelProto:
+    """The good graph with a change."""
+    model = graph(GOOD, ir=ir)
+    change(model)
+    return model
+
+
+def with_tensor(**fields: object) -> onnx.ModelProto:
+    """The good graph with one more initializer."""
+    tensor = TensorProto(**{"name": "t", "data_type": TensorProto.FLOAT, "dims": [2]} | fields)
+    return edited(lambda model: model.graph.initializer.append(tensor))
+
+
+def with_element(kind: int | None, *, shaped: bool = True) -> onnx.ModelProto:
+    """The good graph with another element type of its input, or without a shape."""
+
+    def change(model: onnx.ModelProto) -> None:
+        value = onnx.ValueInfoProto(name="input_ids")
+        value.type.tensor_type.SetInParent()
+        if kind is not None:
+            value.type.tensor_type.elem_type = kind
+        if shaped:
+            value.type.tensor_type.shape.dim.add().dim_param = "n"
+        model.graph.input[0].CopyFrom(value)
+
+    return edited(change)
+
+
+def with_functions(model: onnx.ModelProto) -> None:
+    """Two functions of one name."""
+    opset = helper.make_opsetid("", 17)
+    for _ in "ab":
+        body = [helper.make_node("Neg", ["a"], ["b"])]
+        model.functions.append(helper.make_function("local", "Turn", ["a"], ["b"], body, [opset]))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+
+
+def external(*more: tuple[str, str], values: bool = False) -> onnx.ModelProto:
+    """The good graph with the values of its table in the file ``data``."""
+
+    def change(model: onnx.ModelProto) -> None:
+        table = model.graph.initializer[0]
+        if not values:
+            table.ClearField("raw_data")
+        table.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "data"), ("offset", "0"), ("length", "128"), *more):
+            table.external_data.add(key=key, value=value)
+
+    return edited(change)
+
+
 GRAPHS = {
+    "no opset": (edited(lambda model: model.ClearField("opset_import")), "it imports no opset"),
+    "two functions": (edited(with_functions), "two functions have the name local:Turn"),
+    "no graph name": (edited(lambda model: model.graph.ClearField("name")), "its graph has no name"),
+    "two inputs": (
+        edited(lambda model: model.graph.input.append(model.graph.input[0])),
+        "two inputs have the name input_ids",
+    ),
+    "initializer without a name": (with_tensor(name="", float_data=[1, 2]), "an initializer has no name"),
+    "initializer that is no input": (
+        edited(lambda model: None, ir=3),
+        "the initializer embed is not an input, as IR version 3 demands",
+    ),
+    "undefined input type": (with_element(99), "the input or output input_ids has the undefined element type 99"),
+    "no input type": (with_element(None), "the input or output input_ids has no element type"),
+    "no input shape": (with_element(TensorProto.INT64, shaped=False), "the input or output input_ids has no shape"),
+    "two fields": (with_tensor(raw_data=bytes(8), float_data=[1, 2]), "the tensor t holds its values in two fields"),
+    "raw strings": (
+        with_tensor(data_type=TensorProto.STRING, raw_data=bytes(8)),
+        "the tensor t holds strings as raw bytes",
+    ),
+    "numbers for strings": (
+        with_tensor(data_type=TensorProto.STRING, int32_data=[1, 2]),
+        "the tensor t holds strings as numbers",
+    ),
+    "no values": (with_tensor(data_type=TensorProto.STRING), "the tensor t holds no values"),
+    "values here and elsewhere": (external(values=True), "the tensor embed has external data and also holds values"),
+    "unknown key": (external(("colour", "red")), "the tensor embed has the unknown key colour in its external data"),
+    "two locations": (external(("location", "data")), "the tensor embed has two locations in its external data"),
+    "empty checksum": (external(("checksum", "")), "the tensor embed has an empty checksum in its external data"),
+    "node without names": (
+        graph([*GOOD, onnx.NodeProto(op_type="Neg")]),
+        "node 2 (Neg) has neither an input nor an output",
+    ),
+    "opset that is not imported": (
+        graph([gather(), helper.make_node("Neg", ["x"], ["out"], domain="com.microsoft")]),
+        "uses the opset of com.microsoft, which is not imported",
+    ),
     "cycle": (
         graph([helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"]), *GOOD]),
         "a cycle",
@@ -197,6 +288,7 @@ def test_graphs_that_onnx_refuses(case: str, tmp_path: Path) -> None:
     """The checker or a session refuses the graph; `inspect` reports why, and nothing is written from it."""
     path = tmp_path / "model.onnx"
     path.write_bytes(GRAPHS[case][0].SerializeToString())
+    (tmp_path / "data").write_bytes(bytes(128))
     with pytest.raises(Exception, match=r"."):
         onnx.checker.check_model(path)
         onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -208,11 +300,15 @@ def test_graphs_that_onnx_refuses(case: str, tmp_path: Path) -> None:
         assert caught.value.code == "format.refused"
 
 
-def test_a_good_graph(tmp_path: Path) -> None:
+def test_good_graphs(tmp_path: Path) -> None:
+    """Also with an offset or a length that is repeated, which the checker and a session accept."""
     path = tmp_path / "model.onnx"
-    path.write_bytes(graph(GOOD).SerializeToString())
-    onnx.checker.check_model(path)
-    assert reported(path) == []
+    (tmp_path / "data").write_bytes(bytes(128))
+    for model in (graph(GOOD), external(), external(("length", "128")), external(("offset", "0"))):
+        path.write_bytes(model.SerializeToString())
+        onnx.checker.check_model(path)
+        assert opens(path)
+        assert reported(path) == []
 
 
 def test_newest_versions() -> None:

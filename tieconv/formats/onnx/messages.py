@@ -239,7 +239,7 @@ def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
             tensor.raw = (value, stop)
         elif number == 13 and kind == BYTES:
             key, text = _entry(wire, value, stop)
-            tensor.repeats |= key in tensor.entries
+            tensor.moved |= key == "location" and key in tensor.entries
             tensor.entries[key] = text
         elif number == 14 and kind == VARINT:
             tensor.external = value == 1
@@ -298,7 +298,7 @@ FieldSpan = tuple[int, int]
 class Tensor:
     """A tensor. ``raw`` is the position of its bytes; ``typed`` has the positions of its number fields.
 
-    ``repeats`` is true if a key of its external data is repeated.
+    ``moved`` is true if its external data has two locations.
     """
 
     name: str = ""
@@ -308,7 +308,7 @@ class Tensor:
     typed: list[Field] = field(default_factory=list)
     external: bool = False
     entries: dict[str, str] = field(default_factory=dict)
-    repeats: bool = False
+    moved: bool = False
     whole: FieldSpan = (0, 0)
 
 

@@ -373,8 +373,8 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
             yield SESSION, f"{subject} has an empty {key} in its external data"
         elif key not in _PLACES and not key.startswith("prepacked_"):
             yield SESSION, f"{subject} has the unknown key {shown(key) or '(empty)'} in its external data"
-    if tensor.external and tensor.repeats:
-        yield SESSION, f"{subject} has a repeated key in its external data"
+    if tensor.external and tensor.moved:
+        yield SESSION, f"{subject} has two locations in its external data"
     if tensor.external and fields:
         yield CHECKER, f"{subject} has external data and also holds values"
     elif len(fields) > 1:
