@@ -18,8 +18,8 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,6 +45,8 @@ TIMEOUTS = {"HF_HUB_DOWNLOAD_TIMEOUT": "30", "HF_HUB_ETAG_TIMEOUT": "30"}
 
 RUNNING: set[int] = set()
 """The processes of the servers that have not ended."""
+MEASURED = "TIECONV_REACHED"
+"""The variable of `tests.mutants.recorder`. With it, each child tells which lines of the package it ran."""
 
 
 class Server:
@@ -52,6 +54,7 @@ class Server:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self.lines: dict[str, list[int]] = {}
 
     def run(
         self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: str | None = None
@@ -63,7 +66,11 @@ class Server:
         with tempfile.TemporaryDirectory() as folder:
             streams = [str(Path(folder) / name) for name in ("stdin", "stdout", "stderr")]
             Path(streams[0]).write_text(stdin or "", encoding="utf-8")
-            code = self._ask({"words": [*words], "env": {**env}, "cwd": str(cwd), "streams": streams})
+            request = {"words": [*words], "env": {**env}, "cwd": str(cwd), "streams": streams}
+            lines = Path(folder) / "lines"
+            code = self._ask(request | ({"lines": str(lines)} if MEASURED in os.environ else {}))
+            for file, numbers in (json.loads(lines.read_text()) if lines.exists() else {}).items():
+                self.lines.setdefault(file, []).extend(numbers)
             outputs = [Path(name).read_text(encoding="utf-8") for name in streams[1:]]
         return subprocess.CompletedProcess(list(words), code, *outputs)
 
@@ -100,6 +107,8 @@ def serve() -> None:
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
+    if MEASURED in os.environ:
+        importlib.import_module("coverage")
     for verb in WARM:
         CliRunner().invoke(
             importlib.import_module("tieconv.cli").main, [verb, str(ROOT / "fixtures" / "models" / "t5")]
@@ -121,7 +130,8 @@ def _run(request: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         _become(request)
-        code = _execute(request["words"])
+        with _measured(request.get("lines")):
+            code = _execute(request["words"])
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     finally:
@@ -129,6 +139,26 @@ def _run(request: dict[str, Any]) -> NoReturn:
             with suppress(Exception):
                 stream.flush()
         os._exit(code)
+
+
+@contextmanager
+def _measured(path: str | None) -> Iterator[None]:
+    """Write which lines of the package run, by file, if there is a path for them."""
+    if path is None:
+        yield
+        return
+    from coverage import Coverage
+
+    measured = Coverage(data_file=None, config_file=False, source=[str(ROOT / "tieconv")])
+    measured.set_option("run:disable_warnings", ["already-imported", "no-data-collected", "module-not-measured"])
+    measured.start()
+    try:
+        yield
+    finally:
+        measured.stop()
+        data = measured.get_data()
+        lines = {Path(file).relative_to(ROOT).as_posix(): data.lines(file) for file in data.measured_files()}
+        Path(path).write_text(json.dumps(lines), encoding="utf-8")
 
 
 def _become(request: dict[str, Any]) -> None:

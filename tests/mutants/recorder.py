@@ -28,6 +28,7 @@ class Recorder:
         self.seconds: dict[str, float] = {}
         self.running = ""
         self.starting: set[str] = set()
+        self.elsewhere: dict[str, dict[str, list[int]]] = {}
         sys.addaudithook(self._audit)
         self.coverage = coverage.Coverage(data_file=None, config_file=False, source=[str(PACKAGE)])
         self.coverage.set_option(
@@ -41,6 +42,15 @@ class Recorder:
         self.coverage.switch_context(item.nodeid)
         self.running = item.nodeid
         return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """The programs of `tests.quick_python` measure themselves."""
+        result = yield
+        server = getattr(item, "funcargs", {}).get("quick_python")
+        if server is not None and server.lines:
+            self.elsewhere[item.nodeid], server.lines = server.lines, {}
+        return result
 
     def _audit(self, event: str, _: object) -> None:
         if event in STARTS:
@@ -60,6 +70,10 @@ class Recorder:
             reached = lines[Path(path).relative_to(ROOT).as_posix()] = {}
             for line, names in data.contexts_by_lineno(path).items():
                 reached[line] = [numbers[name] for name in names if name in numbers]
+        for name, files in self.elsewhere.items():
+            for file, ran in files.items():
+                for line in ran:
+                    lines.setdefault(file, {}).setdefault(line, []).append(numbers[name])
         record = {"tests": self.seconds, "lines": lines, "starting": sorted(self.starting)}
         self.path.write_text(json.dumps(record), encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.mutants import scratch
 from tests.mutants.mutations import Mutant, equivalent, key, mutants, population, sample
 from tests.mutants.rooms import ROOT, TESTS, modules, room_of
+from tests.quick_python import MEASURED, Server
 
 SOURCE = '''
 """A module."""
@@ -132,6 +134,16 @@ def test_other_processes_notice_too(small: scratch.Scratch) -> None:
     (small.root / "tests" / "test_whole.py").write_text(WHOLE)
     small.enter("checks", ("tests/test_one.py", "tests/test_whole.py"))
     assert small.notices(changes()["(not judge(value))"])
+
+
+@pytest.mark.slow
+def test_quick_programs_tell_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick_python: Server) -> None:
+    """A program that shares its imports with others is measured, and one line of it is in the record."""
+    monkeypatch.setenv(MEASURED, "record")
+    done = quick_python.run(["-m", "tieconv", "rules"], env=dict(os.environ), cwd=tmp_path)
+    assert done.returncode == 0 and "TIE001" in done.stdout
+    assert any(lines for file, lines in quick_python.lines.items() if file.startswith("tieconv/cli/"))
+    quick_python.lines.clear()
 
 
 @pytest.mark.slow
