@@ -253,6 +253,16 @@ def test_an_old_out_beside_its_successor_goes(model: Path, tmp_path: Path) -> No
     assert models.strays(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["raw", "quantised"])
+def test_the_directories_of_a_killed_export_go(tmp_path: Path, name: str) -> None:
+    """The exporter's graph, and its quantised form."""
+    path = staging_path(tmp_path / "out")
+    marked(path)
+    (path / name).mkdir()
+    (path / name / "model.onnx").write_bytes(b"half")
+    assert sweep(tmp_path / "out") and not path.exists()
+
+
 def test_deep_leftover(tmp_path: Path) -> None:
     """Directories nested beyond any model are left, not followed until descriptors run out."""
     path = staging_path(tmp_path / "out")

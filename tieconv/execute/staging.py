@@ -234,7 +234,7 @@ OLD = "old"
 DATA = ".data"
 """The suffix of a graph's data file, after the graph's name."""
 EARLIER = "earlier"
-_OURS = re.compile(r"new|old|earlier|raw|exchange-[ab]|step-[0-9]+")
+_OURS = re.compile(r"new|old|earlier|raw|quantised|exchange-[ab]|step-[0-9]+")
 """The directories that a run makes in its staging directory."""
 _OPEN_MARKER = os.O_RDWR | local.READ | local.NO_FOLLOW
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

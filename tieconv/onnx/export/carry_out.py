@@ -27,6 +27,7 @@ from tieconv.execute.publish import checked, interrupts, owning
 from tieconv.execute.staging import Staging
 from tieconv.execute.target import stale
 from tieconv.execute.tree import writing
+from tieconv.execute.verify import Verifier
 from tieconv.execute.write import Syncer, Writer
 from tieconv.onnx.child import Progress, reporting
 from tieconv.onnx.export import adapter as export_adapter
@@ -38,8 +39,8 @@ from tieconv.onnx.parity.graph_file import EMBEDDING, Value, read_graphs
 from tieconv.onnx.parity.measured_pair import Wishes
 from tieconv.onnx.parity.validate import run_parity, run_quantised_parity, stored_gates, stored_quantised_gates
 from tieconv.onnx.quantise import prove_once, quantise_tied
-from tieconv.onnx.write.data_placement import Store, lay_out
-from tieconv.onnx.write.plan import PlannedGraphs, notes_of, plan_graph_dedup
+from tieconv.onnx.write.data_placement import lay_out
+from tieconv.onnx.write.plan import notes_of, plan_graph_dedup
 from tieconv.onnx.write.session_proof import check_written, prove
 from tieconv.reference import Reference, load, load_config
 from tieconv.sources.local import closing, locate
@@ -380,29 +381,26 @@ def share(raw: Path, new: Path, form: graph_plan.HeadForm) -> Shared:
     """
     planned = plan_graph_dedup(locate(str(raw)), form)
     store = lay_out(planned.files, None)
-    anew = store.data or store.removed
-    proofs = planned.execute(new).proofs if anew else _in_place(planned, store, raw, new)
-    notes = notes_of(planned.matrices, lambda form: f"tieconv export with --head-form {form}")
-    return Shared(planned.matrices, proofs, tuple(notes))
-
-
-def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tuple[graph_plan.SessionProof, ...]:
     os.mkdir(new)
-    graphs = {file.name for file in planned.files}
-    for data in [path for path in raw.iterdir() if path.name not in graphs]:
-        os.rename(data, new / data.name)
     syncer = Syncer()
     writer = Writer(raw, new, syncer, lambda count: None, lambda name: None)
+    verifier = Verifier(raw, new, writer.record, True, lambda count: None)
+    try:
+        for output in store.files:
+            writer.weights(output, output.name)
+            verifier.weights(output, output.name)
+    finally:
+        syncer.stop()  # `Job.write_documents` makes all files durable
+    anew = {output.name for output in store.files}
+    for path in [path for path in raw.iterdir() if path.name not in anew and path.name not in store.removed]:
+        os.rename(path, new / path.name)
+    proofs = []
     for file in planned.files:
-        if file.name in store.graphs:
-            writer.weights(store.graphs[file.name], file.name)
-        else:
-            os.rename(raw / file.name, new / file.name)
         check_written(new, file.name, file, planned.matrices)
-    syncer.stop()  # `Job.write_documents` makes all files durable
-    names = [file.name for file in planned.files]
-    held = {name: [m for m in planned.matrices if m.done and m.graph == name] for name in names}
-    return tuple(prove(new, new / name, name, held[name]) for name in names)
+        done = [matrix for matrix in planned.matrices if matrix.done and matrix.graph == file.name]
+        proofs.append(prove(new, new / file.name, file.name, done))
+    notes = notes_of(planned.matrices, lambda form: f"tieconv export with --head-form {form}")
+    return Shared(planned.matrices, tuple(proofs), tuple(notes))
 
 
 # Make tied names one parameter before the export, by our inspection and not by what the loader does.
