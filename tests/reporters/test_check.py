@@ -283,12 +283,6 @@ def test_junit_is_what_jenkins_and_gitlab_read() -> None:
     assert mild.is_passed and "byte-identical copy" in mild.system_out
 
 
-def test_the_same_report_is_the_same_bytes() -> None:
-    """No format holds a time, a host or a random name: an artifact changes only with the findings."""
-    for name in check.FORMATS:
-        assert check.render(name, every_case()) == check.render(name, every_case())
-
-
 def test_markdown_is_two_tables_that_render() -> None:
     """What a job summary shows: a row a model, and a table of findings for each model that has some."""
     page = readers.page(check.render("markdown", every_case()))

@@ -10,13 +10,26 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.reporters.rendered import FOLDER, documents, drawn
 from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Parity, ProviderUse, Verdict
 from tieconv.reporters.html.parity_page import error_plot, gate_bar, render
 from tieconv.reporters.text import columns, wrapped
 from tieconv.reporters.text.analyze_text import _short_figure
 from tieconv.reporters.text.parity_text import render_parity
 
+DOCUMENTS = documents()
 WORDS = st.lists(st.text("abc.", min_size=1, max_size=30), max_size=20).map(" ".join)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_is_the_recorded_one(name: str) -> None:
+    """Every word, number and place: ``python -m tests.reporters.rendered`` writes what is meant to change."""
+    assert drawn(DOCUMENTS[name]) == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_no_record_is_left_over() -> None:
+    """Each file is that of a document."""
+    assert {path.stem for path in FOLDER.iterdir()} == set(DOCUMENTS)
 
 
 def test_text_goes_below_a_lead_that_leaves_no_room() -> None:
