@@ -17,6 +17,7 @@ from unittest.mock import patch
 from tests.cli.run import run
 from tests.conftest import ROOT
 from tests.reporters.reports import entry, every_case, full
+from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.graph_plan import (
     ExportOutcome,
     ExportPlan,
@@ -32,8 +33,9 @@ from tieconv.checkpoint.results.analysis import Analysis, Evolution, Headline, M
 from tieconv.checkpoint.results.checked import CheckedModel, CheckReport, Fix
 from tieconv.checkpoint.results.fleet import Change, FleetReport, RuleCount, Since
 from tieconv.checkpoint.results.push import FileChange, Push
-from tieconv.reporters.ci import formats
+from tieconv.reporters.ci import check_view, formats
 from tieconv.reporters.html import analyze_page, fleet_page, parity_page
+from tieconv.reporters.html.svg import svg_files
 from tieconv.reporters.text import analyze_text, fleet_text, parity_text, plan_text
 from tieconv.version import VERSION
 
@@ -164,6 +166,7 @@ def graph_outcome() -> GraphOutcome:
     proofs = (
         SessionProof("model.onnx", (("embed", 1), ("half", 2)), ("half",), runs=runs),
         SessionProof("other.onnx", why_not="onnxruntime is not installed"),
+        SessionProof("third.onnx"),
     )
     return GraphOutcome(plan, True, True, "models/out", proofs)
 
@@ -183,10 +186,10 @@ def export_outcome() -> ExportOutcome:
     )  # fmt: skip
 
 
-def push_plan() -> Push:
-    """A push with more left out than is listed."""
+def push_plan(hidden: int) -> Push:
+    """A push that leaves out ``hidden`` files."""
     changes = tuple(FileChange(kind, f"{kind}.bin", 1000 + at) for at, kind in enumerate(("add", "replace", "delete")))
-    left_out = tuple(f".hidden{number}" for number in range(23))
+    left_out = tuple(f".hidden{number}" for number in range(hidden))
     return Push("out", "org/m", None, "a" * 40, True, "Drop a copy", "One line.\n\nAnother.", (), changes,
                 left_out=left_out)  # fmt: skip
 
@@ -199,6 +202,21 @@ def _twice(render: Callable[..., str], make: Callable[[], Any]) -> Draw:
     return lambda: "\n\n".join([render(make()), render(make(), painted, 72)])
 
 
+def _summaries() -> str:
+    """The last line of `check`: of every case, of no model, and of models that cannot be read."""
+    every = check_report()
+    unread = replace(every, models=tuple(model for model in every.models if model.failure))
+    reports = (every, replace(every, models=()), unread, replace(every, fail_on=Level.NOTE, settings=None))
+    return "\n".join(check_view.summary(report, fixing=fixing) for report in reports for fixing in (True, False))
+
+
+def _plots() -> str:
+    """Each plot as a file, one behind the other."""
+    sections = small_analysis().sections
+    plots = [(plot, section.title) for section in sections for plot in analyze_page.plots(section)]
+    return "\n".join(f"{name}\n{text}" for name, text in svg_files(plots).items())
+
+
 def _exported() -> str:
     outcome = export_outcome()
     results = parity_text.render_results(outcome, replace(outcome.plan, notes=()), painted, 72)
@@ -209,10 +227,12 @@ def _reports() -> Iterator[tuple[str, Draw]]:
     for name in formats.FORMATS:
         yield f"check-{name}", lambda name=name: formats.render(name, check_report())
     yield "check-terminal", lambda: formats.render("text", check_report(), painted, 72)
+    yield "check-summary", _summaries
     yield "fleet", _twice(fleet_text.render, fleet_report)
     yield "fleet-page", lambda: fleet_page.render(fleet_report())
     yield "analyze", _twice(analyze_text.render_analysis, full)
     yield "analyze-page", lambda: analyze_page.render_analysis(small_analysis())
+    yield "analyze-plots", _plots
     yield "evolution", _twice(analyze_text.render_evolution, evolution)
     yield "evolution-page", lambda: analyze_page.render_evolution(evolution())
     for verdict in parity.Verdict:
@@ -221,7 +241,7 @@ def _reports() -> Iterator[tuple[str, Draw]]:
         yield f"parity-{verdict}-page", lambda make=make: parity_page.render(make())
     yield "dedup", _twice(plan_text.render_proofs, graph_outcome)
     yield "export", _exported
-    yield "push", lambda: plan_text.render_push(push_plan())
+    yield "push", lambda: "\n".join(plan_text.render_push(push_plan(hidden)) for hidden in (0, 20, 23))
 
 
 _MODELS = ROOT / "fixtures" / "models"
@@ -263,10 +283,11 @@ def drawn(make: Draw) -> str:
 
 def main() -> None:
     """Write what is rendered now."""
+    texts = {name: drawn(make) for name, make in documents().items()}
     for path in FOLDER.glob("*.txt"):
         path.unlink()
-    for name, make in documents().items():
-        (FOLDER / f"{name}.txt").write_text(drawn(make), encoding="utf-8")
+    for name, text in texts.items():
+        (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -183,7 +183,10 @@ def test_sarif_stays_within_what_github_takes(monkeypatch: pytest.MonkeyPatch) -
     log = json.loads(check.render("sarif", CheckReport((CheckedModel("m", (*mild, entry())),), Level.ERROR)))
     run = log["runs"][0]
     assert len(run["results"]) == 25 and run["results"][0]["level"] == "error"
-    assert "This log omits 2 findings" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+    (notice,) = run["invocations"][0]["toolExecutionNotifications"]
+    assert "This log omits 2 findings" in notice["message"]["text"]
+    described = run["tool"]["driver"]["notifications"][notice["descriptor"]["index"]]
+    assert described["id"] == notice["descriptor"]["id"] == "results-left-out"
     assert max(len(result["message"]["text"]) for result in run["results"]) <= 1000
 
 

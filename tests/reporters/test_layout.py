@@ -42,8 +42,10 @@ def test_text_goes_below_a_lead_that_leaves_no_room() -> None:
 
 def test_a_long_word_goes_below_too() -> None:
     """A name that fits into the terminal is not broken by its edge."""
-    name = "model.language_model.embed_tokens.weight"
-    assert wrapped(f"loads as {name}", " " * 2 + "lead" * 10, 80) == ["  " + "lead" * 10, f"      loads as {name}"]
+    name, lead = "model.language_model.embed_tokens.weight", "  " + "lead" * 10
+    assert wrapped(f"loads as {name}", lead, 80) == [lead, f"      loads as {name}"]
+    beside = wrapped(f"loads as {name}", lead, len(lead) + len(name))
+    assert beside == [f"{lead}loads as", f"{' ' * len(lead)}{name}"]
 
 
 @example([("a" * 10, "a" * 27)], 40)
