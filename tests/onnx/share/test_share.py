@@ -270,7 +270,7 @@ def test_a_matrix_two_subgraphs_out_stays(tmp_path: Path) -> None:
 
 def test_a_run_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If copies were moved two subgraphs out, the runs of both sessions would see it, and nothing is written."""
-    monkeypatch.setattr("tieconv.onnx.share.share_pass.near_homes", lambda reads: [((), list(range(len(reads))))])
+    monkeypatch.setattr("tieconv.onnx.share.share_matrices.near_homes", lambda reads: [((), list(range(len(reads))))])
     source = nested(tmp_path / "model.onnx", ("If", "If"))
     with pytest.raises(VerificationError, match="other bits than the source for one row"):
         api.plan_graph_dedup(source).execute(tmp_path / "out.onnx")

@@ -10,7 +10,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph_model import GraphBytes, GraphFile, Stored, shared_matrix
 from tieconv.onnx.share import find
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, replace_node
-from tieconv.onnx.share.share_pass import copied, turned
+from tieconv.onnx.share.share_matrices import copied, turned
 from tieconv.sources.local import FileSet
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Unpack
 
 import onnx
-from onnx_ir.passes import PreconditionError
 
 from tieconv.checkpoint.finding import Action
 from tieconv.checkpoint.graph_plan import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
@@ -26,7 +25,7 @@ from tieconv.execute.target import Target, check_target, destination, replaces_d
 from tieconv.execute.write import Progress
 from tieconv.formats.onnx import SUFFIX, data_files, graph_names
 from tieconv.onnx.graph_model import GraphFile, blamed_on_source, has_onnxruntime, read_sources
-from tieconv.onnx.share.share_pass import LEFT, SharePass
+from tieconv.onnx.share.share_matrices import LEFT, share
 from tieconv.onnx.share.untie import untie
 from tieconv.onnx.write.data_placement import DATA, lay_out
 from tieconv.onnx.write.session_proof import NOT_INSTALLED, check_still_equal, check_written, prove
@@ -263,12 +262,7 @@ def plan_graph_dedup(listing: Listing, form: HeadForm | None = None) -> PlannedG
         graphs = read_sources(listing, files)
         for graph in graphs:
             with blamed_on_source(graph):
-                share = SharePass(graph, files, form)
-                try:
-                    share(graph.model)
-                except PreconditionError as error:
-                    share.left(str(error))
-                matrices += share.matrices
+                matrices += share(graph, files, form)
     notes = tuple(notes_of(matrices, lambda form: Action("dedup", listing.source, (("head_form", str(form)),)).command))
     used = form or _widest(matrices)
     return PlannedGraphs("dedup", used, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)

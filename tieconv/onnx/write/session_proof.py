@@ -23,7 +23,7 @@ from tieconv.onnx import graph_model
 from tieconv.onnx.child import available_memory, refusal
 from tieconv.onnx.share.find import by_rows, describe, find_groups
 from tieconv.onnx.share.quantised import quantised_pairs
-from tieconv.onnx.share.share_pass import interface
+from tieconv.onnx.share.share_matrices import interface
 from tieconv.sources.local import open_files
 from tieconv.sources.user_files import new_file
 from tieconv.text import shown, size

@@ -1,4 +1,4 @@
-"""Store each matrix of a graph once, as an onnx-ir pass: requires → call → ensures."""
+"""Store each matrix of a graph once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
 from tieconv.checkpoint.graph_plan import HeadForm, SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET, PACKED, RUNTIMES, Path, near_homes
@@ -40,47 +39,44 @@ _FORMS = 2
 """Forms of a copy that a session may hold: as stored, and transposed or cast."""
 
 
-class SharePass(InPlacePass):
-    """Leaves one copy of each matrix that a graph holds more than once.
+def share(file: GraphFile, files: FileSet, form: HeadForm | None = None) -> tuple[SharedMatrix, ...]:
+    """Leave one copy of each matrix that the graph holds more than once. Return what was done with each matrix.
 
-    Without a ``form``, each head gets the first form that keeps every bit of a session's result. After the call,
-    ``matrices`` say what was done with each matrix.
+    Without a ``form``, each head gets the first form that keeps every bit of a session's result. A graph that is too
+    old to be rewritten stays as it is.
     """
+    model, sharing = file.model, _Sharing(file, files, form)
+    why = ""
+    if opset(model) < OLDEST_OPSET:
+        why = f"opset {opset(model)} is older than {OLDEST_OPSET}"
+    elif model.ir_version < OLDEST_IR:
+        why = f"IR version {model.ir_version} is older than {OLDEST_IR}"
+    if why:
+        return tuple(_left(group, why, file) for group in sharing.groups())
+    before = interface(model)
+    matrices = sharing.rewrite()
+    names = {name for graph in model.graphs() for name in graph.initializers}
+    assert interface(model) == before and names.issuperset(matrix.initializer for matrix in matrices)
+    file.changed = file.changed or any(matrix.done for matrix in matrices)
+    return matrices
 
-    def __init__(self, file: GraphFile, files: FileSet, form: HeadForm | None = None) -> None:
-        self._file = file
-        self._files = files
-        self._form = form
-        self.matrices: tuple[SharedMatrix, ...] = ()
-        self._promised: Interface = {}
 
-    def requires(self, model: ir.Model) -> None:
-        """Raise `PreconditionError` if the graph is too old to be rewritten."""
-        if opset(model) < OLDEST_OPSET:
-            raise PreconditionError(f"opset {opset(model)} is older than {OLDEST_OPSET}")
-        if model.ir_version < OLDEST_IR:
-            raise PreconditionError(f"IR version {model.ir_version} is older than {OLDEST_IR}")
+@record
+class _Sharing:
+    """A graph file whose matrices are shared, and the form of its heads; ``None`` for the first that fits."""
 
-    def call(self, model: ir.Model) -> PassResult:
+    _file: GraphFile
+    _files: FileSet
+    _form: HeadForm | None
+
+    def rewrite(self) -> tuple[SharedMatrix, ...]:
         """Rewrite the graph in place."""
-        self._promised = interface(model)
+        model = self._file.model
         setting = Setting(self._form or HeadForm.GEMM, opset(model), Names(model), model.graph)
         matrices = share_quantised(self._file, setting.names)
-        for group in self._groups():
+        for group in self.groups():
             matrices += self._share(group, setting)
-        self.matrices = (*matrices, *self._cast_by_node(matrices))
-        changed = any(matrix.done for matrix in matrices)
-        self._file.changed = self._file.changed or changed
-        return PassResult(model, modified=changed)
-
-    def ensures(self, model: ir.Model) -> None:
-        """Raise `PostconditionError` if inputs or outputs changed, or if a kept initializer is missing."""
-        if interface(model) != self._promised:
-            raise PostconditionError("the graph's inputs or outputs changed")
-        names = {name for graph in model.graphs() for name in graph.initializers}
-        for matrix in self.matrices:
-            if matrix.initializer not in names:
-                raise PostconditionError(f"initializer {matrix.initializer} is missing")
+        return (*matrices, *self._cast_by_node(matrices))
 
     def _cast_by_node(self, matrices: list[SharedMatrix]) -> list[SharedMatrix]:
         """Return matrices that a session holds twice because it folds a Cast. Sharing them would double the file."""
@@ -91,7 +87,7 @@ class SharePass(InPlacePass):
         ]
         return [_left(Group((Member(entry, False),), ("folded",)), _CAST, self._file) for entry in casts]
 
-    def _groups(self) -> list[Group]:
+    def groups(self) -> list[Group]:
         """Return groups of several copies, then single matrices that nodes also read transposed."""
         reader = GraphBytes(self._file, self._files)
         stored = reader.stored(MIN_ELEMENTS)
@@ -179,10 +175,6 @@ class SharePass(InPlacePass):
             rounded=loose,
             form=setting.form if heads else None,
         )
-
-    def left(self, why: str) -> None:
-        """Report every group as unchanged: the pass does not run."""
-        self.matrices = tuple(_left(group, why, self._file) for group in self._groups())
 
 
 Interface = dict[str, list[tuple[str, str, str]]]
