@@ -157,9 +157,12 @@ def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_torch_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch: one sentence, and the command that installs it."""
-    monkeypatch.setattr("tieconv.demo.toys.find_spec", lambda name: None if name == "torch" else object())
-    result = run("demo -o", tmp_path / "toy")
-    assert result.exit_code == 2 and install_command("torch") in result.stderr
+    cases = {"torch, which is": ["torch"], "torch and safetensors, which are": ["torch", "safetensors"]}
+    for words, absent in cases.items():
+        monkeypatch.setattr("tieconv.demo.toys.find_spec", lambda name, absent=absent: None if name in absent else name)
+        result = run("demo -o", tmp_path / "toy")
+        assert result.exit_code == 2 and install_command("torch") in result.stderr
+        assert f"the demo needs {words} not installed" in result.stderr
 
 
 def test_roles_are_refused(shown: tuple[Path, Result]) -> None:
@@ -194,6 +197,7 @@ def test_text_follows_its_grammar() -> None:
     assert set(np.unique(made.follows)) == set(range(ROLES))
     assert not np.array_equal(sample(made, 4, PASSAGE, 1), sample(made, 4, PASSAGE, 2))
     assert np.array_equal(text.train, generate(200, 0).train)
+    assert np.array_equal(sample(made, 4, PASSAGE), sample(made, 4, PASSAGE, 0))
     again = generate(2, 0)
     parts = (again.train.tobytes(), again.held_out.tobytes(), " ".join(again.words).encode())
     # docs/measured/demo.json was measured with this text.

@@ -20,8 +20,10 @@ import tieconv  # noqa: E402
 from fixtures import zoo  # noqa: E402
 from tests.live import planted  # noqa: E402
 from tieconv.checkpoint.inspection import State  # noqa: E402
-from tieconv.errors import RefusedError  # noqa: E402
+from tieconv.checkpoint.weight_file import ByteRange  # noqa: E402
+from tieconv.errors import RefusedError, UnreadableError  # noqa: E402
 from tieconv.integrations.torch import Watch  # noqa: E402
+from tieconv.live.live_tensors import StorageReader, capture, shared_elements, shared_objects  # noqa: E402
 from tieconv.reporters.text.inspect_text import render  # noqa: E402
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -45,6 +47,38 @@ def test_tied() -> None:
     assert live.left_out == ((HEAD, EMBED),) and HEAD not in live.written and EMBED in live.written
     assert state_of(inspection) is State.ALIASED and codes(inspection) == []
     assert {str(entry.outcome) for entry in inspection.consumers} == {"tied"}
+
+
+def test_storages() -> None:
+    """Two parameters on one storage share it, in whatever shape; parameters without values share nothing."""
+    module, values = torch.nn.Module(), torch.ones(1, 4)
+    for name, value in {"a": values, "b": values, "row": values[:, 1:], "empty": torch.ones(0, 4)}.items():
+        module.register_parameter(name, torch.nn.Parameter(value))
+    module.register_parameter("nothing", torch.nn.Parameter(torch.ones(0, 4)))
+    captured = {tensor.name: tensor for tensor in capture(module)}
+    storages = [captured[name].storage for name in ("a", "b", "row", "empty", "nothing")]
+    assert storages[0] == storages[1] == storages[2]
+    assert len(set(storages)) == 3
+    assert shared_elements(captured.values()) == (("a", "b"),)
+    assert shared_objects(captured.values()) == ()
+
+
+def test_values_that_are_no_bytes_of_a_storage() -> None:
+    """A tensor of a wrapper class is named by it, and what ends behind its storage is refused."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    module = torch.nn.Module()
+    module.register_buffer("pair", TwoTensor(torch.ones(2), torch.zeros(2)))
+    assert [tensor.unread for tensor in capture(module)] == ["a tensor of the class TwoTensor"]
+    reader = StorageReader()
+    for start, holder in ((0, torch.arange(4.0)), (16, None)):
+        reader.add(start, holder)
+    buffer = memoryview(bytearray(8))
+    reader.read_into(ByteRange("memory", 4, 16), 4, buffer)
+    assert (bytes(buffer), reader.bytes_read) == (torch.tensor([2.0, 3.0]).numpy().tobytes(), 8)
+    for start in (12, 16):
+        with pytest.raises(UnreadableError, match="has no values that tieconv can read"):
+            reader.read_into(ByteRange("memory", start, 99), 0, buffer)
 
 
 def test_untied() -> None:

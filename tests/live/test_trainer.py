@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,6 +32,23 @@ def test_a_healthy_training(tied: bool, tmp_path: Path) -> None:
     callback = TieCallback("raise")
     train(planted.llama(tied=tied), tmp_path, callback)
     assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("strategy", ["best", "steps"])
+@pytest.mark.parametrize("evaluates", [True, False])
+@pytest.mark.parametrize("saves", [True, False])
+def test_when_the_model_is_checked_before_a_save(strategy: str, evaluates: bool, saves: bool) -> None:
+    """With the strategy "best" an evaluation may end with a save; a run without a watch checks nothing."""
+    from tieconv.integrations.transformers import TieCallback
+
+    callback, checked = TieCallback(), Mock()
+    control = SimpleNamespace(should_evaluate=evaluates, should_save=saves)
+    step: Any = (SimpleNamespace(save_strategy=strategy), SimpleNamespace(global_step=3), control)
+    callback.on_step_end(*step)
+    callback._watch = checked
+    callback.on_step_end(*step)
+    asked = saves or (evaluates and strategy == "best")
+    assert [call.args for call in checked.check.mock_calls] == [("before the save at step 3",)] * asked
 
 
 def adapters(peft: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import coverage
 import pytest
@@ -29,6 +30,8 @@ class Recorder:
         self.running = ""
         self.starting: set[str] = set()
         self.elsewhere: dict[str, dict[str, list[int]]] = {}
+        self.users: dict[str, set[str]] = {}
+        self.context = ""
         sys.addaudithook(self._audit)
         self.coverage = coverage.Coverage(data_file=None, config_file=False, source=[str(PACKAGE)])
         self.coverage.set_option(
@@ -39,9 +42,30 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Lines that run before the first test have no name."""
-        self.coverage.switch_context(item.nodeid)
+        self._switch(item.nodeid)
         self.running = item.nodeid
+        if isinstance(item, pytest.Function):
+            for definitions in item._fixtureinfo.name2fixturedefs.values():
+                for definition in definitions:
+                    self.users.setdefault(_shared(definition), set()).add(item.nodeid)
         return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """What several tests share is made in the first of them, and its lines are those of each."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before = self.context
+        self.users.setdefault(_shared(fixturedef), set()).add(self.running)
+        self._switch(_shared(fixturedef))
+        try:
+            return (yield)
+        finally:
+            self._switch(before)
+
+    def _switch(self, context: str) -> None:
+        self.context = context
+        self.coverage.switch_context(context)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -69,13 +93,19 @@ class Recorder:
         for path in data.measured_files():
             reached = lines[Path(path).relative_to(ROOT).as_posix()] = {}
             for line, names in data.contexts_by_lineno(path).items():
-                reached[line] = [numbers[name] for name in names if name in numbers]
+                tests = set[str]().union(*(self.users.get(name, {name}) for name in names))
+                reached[line] = sorted(numbers[name] for name in tests if name in numbers)
         for name, files in self.elsewhere.items():
             for file, ran in files.items():
                 for line in ran:
                     lines.setdefault(file, {}).setdefault(line, []).append(numbers[name])
         record = {"tests": self.seconds, "lines": lines, "starting": sorted(self.starting)}
         self.path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def _shared(fixture: pytest.FixtureDef[Any]) -> str:
+    """The context of a fixture that several tests share."""
+    return f"fixture {fixture.baseid} {fixture.argname}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

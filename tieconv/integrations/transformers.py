@@ -39,13 +39,13 @@ class TieCallback(TrainerCallback, ExportableState):  # type: ignore[misc]  # tr
         self.on_fault: OnFault = on_fault
         self._watch: Watch | None = None
         self._run: tuple[TrainingArguments, TrainerState] | None = None
-        self._checked = -1  # the step of the last checkpoint whose files were checked
+        self._checked: int | None = None  # the step of the last checkpoint whose files were checked
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Remember which names are one parameter, and check the config against them."""
-        self._watch, self._run, self._checked = None, (args, state), -1
+        self._watch, self._run, self._checked = None, (args, state), None
         if state.is_world_process_zero and kwargs.get("model") is not None:
             self._watch = Watch(kwargs["model"], self.on_fault)
             self._watch.check("at the start of training")

@@ -164,8 +164,7 @@ def _unreadable(value: Any) -> str:
 
 
 def _storage_key(value: Any) -> str:
-    storage = value.untyped_storage()
-    address = storage.data_ptr() or id(storage)  # storages without bytes are never shared
+    address = value.untyped_storage().data_ptr() or id(value)  # storages without bytes are never shared
     return f"{value.device} {address}"
 
 
@@ -211,7 +210,7 @@ def with_local_shards(evidence: Inspection, tensors: Mapping[str, LiveTensor]) -
         members = tuple(_compared(member, reference, tensors) for member in tie.members)
         differs = any(isinstance(member.relation, OtherBytes) for member in members)
         ties.append(replace(tie, members=members, consistent=False if differs and tie.declared else tie.consistent))
-    return evidence if tuple(ties) == evidence.ties else replace(evidence, ties=tuple(ties))
+    return replace(evidence, ties=tuple(ties))
 
 
 def _compared(member: Member, reference: str, tensors: Mapping[str, LiveTensor]) -> Member:

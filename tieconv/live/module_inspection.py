@@ -365,9 +365,9 @@ def _tied_keys(module: Any) -> Iterator[str]:
 def _clusters(sharing: Iterable[live_tensors.LiveTensor]) -> Iterator[list[live_tensors.LiveTensor]]:
     """Yield the tensors of one storage whose bytes touch the same bytes: groups of two and more."""
     clusters: list[list[live_tensors.LiveTensor]] = []
-    end = -1
+    end = 0
     for tensor in sorted(sharing, key=lambda entry: (entry.offset, entry.offset + live_tensors.extent(entry))):
-        if not clusters or tensor.offset >= end:
+        if tensor.offset >= end:
             clusters.append([])
         clusters[-1].append(tensor)
         end = max(end, tensor.offset + live_tensors.extent(tensor))
