@@ -174,7 +174,7 @@ def test_strays_come_along_or_are_left_out(folder: Path, tmp_path: Path) -> None
     before = snapshot(folder)
     index(folder, **{NAMES[0]: None})
     document = plan("reindex", folder, "-o", tmp_path / "kept")
-    assert "outside the index: consolidated.safetensors; kept" in document["notes"][0]
+    assert document["notes"][0] == "outside the index: consolidated.safetensors; kept (--prune leaves it out)"
     assert (tmp_path / "kept" / "consolidated.safetensors").exists()
     document = plan("reindex --prune", folder, "-o", tmp_path / "pruned")
     assert document["files_removed"] == ["consolidated.safetensors"]
@@ -429,12 +429,14 @@ def test_one_storage_counts_once(torch_folder: Path) -> None:
 def test_torch_strays_come_along_or_are_left_out(torch_folder: Path, tmp_path: Path) -> None:
     """Other torch weights are listed and --prune leaves them out; what a trainer left is no weight and stays."""
     torch.save({"w": torch.zeros(1)}, torch_folder / "consolidated.00.pth")
+    torch.save({"w": torch.zeros(1)}, torch_folder / "consolidated.01.pth")
     torch.save({"step": 1}, torch_folder / "optimizer.pt")
+    strays = ["consolidated.00.pth", "consolidated.01.pth"]
     document = plan("reindex", torch_folder, "-o", tmp_path / "kept")
-    assert "outside the index: consolidated.00.pth; kept" in document["notes"][0]
+    assert document["notes"][0] == f"outside the index: {', '.join(strays)}; kept (--prune leaves them out)"
     document = plan("reindex --prune", torch_folder, "-o", tmp_path / "pruned")
-    assert document["files_removed"] == ["consolidated.00.pth"]
-    assert not (tmp_path / "pruned" / "consolidated.00.pth").exists()
+    assert document["files_removed"] == strays
+    assert not any((tmp_path / "pruned" / name).exists() for name in strays)
     assert (tmp_path / "pruned" / "optimizer.pt").exists()
 
 

@@ -61,7 +61,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/onnx",
     ),
     "onnx": ("tests/onnx",),
-    "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases"),
+    "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases", "tests/formats"),
     "reference": ("tests/onnx", "tests/analysis"),
     "reporters": ("tests/reporters", "tests/output", "tests/cli", "tests/onnx", "tests/inspection/quantised"),
     "sources": ("tests/sources", "tests/hub", "tests/objects", "tests/formats"),

@@ -77,6 +77,23 @@ def test_a_state_of_a_trainer_is_never_a_model(name: str, tmp_path: Path) -> Non
         assert f"{name} is a trainer's state, not a model" in result.output
 
 
+@pytest.mark.parametrize(
+    ("names", "subject"),
+    [
+        (["optimizer.pt"], "optimizer.pt is"),
+        (["optimizer.pt", "scheduler.pt"], "optimizer.pt and 1 more file are"),
+        (["optimizer.pt", "scaler.pt", "scheduler.pt"], "optimizer.pt and 2 more files are"),
+    ],
+)
+def test_states_of_a_trainer_are_counted(names: list[str], subject: str, tmp_path: Path) -> None:
+    """A directory that holds nothing else."""
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    result = run(("inspect",), tmp_path)
+    assert result.exit_code == 2
+    assert f"error: {subject} a trainer's state, not a model\n" in result.output
+
+
 def test_a_model_with_an_adapter_beside_it_is_a_model(tmp_path: Path) -> None:
     """The other way round: what transformers looks for by name goes first."""
     shutil.copytree(Path(directories.__file__).parents[1] / "models" / "llama-tied", tmp_path / "m")

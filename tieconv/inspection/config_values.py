@@ -119,11 +119,6 @@ def table(release: str) -> Mapping[str, Any]:
     return releases
 
 
-def versions() -> tuple[str, ...]:
-    """Return the full versions that the tables were measured with."""
-    return tuple(str(table(release)["transformers"]) for release in RELEASES)
-
-
 def default_ids(model_type: str) -> set[int]:
     """Return the token ids that a class reads in some release if its config has no keys for them."""
     return {number for release in RELEASES for number in table(release)["ids"].get(model_type, ())}

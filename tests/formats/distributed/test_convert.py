@@ -175,6 +175,16 @@ def test_names_of_another_tool(tmp_path: Path) -> None:
     assert refused(source).code == "dcp.names"
 
 
+def test_a_checkpoint_of_megatron(tmp_path: Path) -> None:
+    """Both of its files tell it; a metadata.json alone is any tool's."""
+    source = save(tmp_path / "c", llama(tied=True))
+    (source / "metadata.json").write_text("{}")
+    api.plan_convert("safetensors", source)
+    (source / "common.pt").write_bytes(b"")
+    error = refused(source)
+    assert error.code == "dcp.megatron" and "llm.export_ckpt" in str(error.hint)
+
+
 def test_a_tensor_outside_the_model(tmp_path: Path) -> None:
     """What is not below the prefix is left out only if it is a counter."""
     model = llama(tied=True)
@@ -192,7 +202,10 @@ def test_without_config_nothing_is_renamed(tmp_path: Path) -> None:
     plan = api.plan_convert("safetensors", save_chunks(tmp_path / "c", state, {}))
     plan.execute(tmp_path / "out")
     assert written(tmp_path / "out").keys() == state.keys()
-    assert any("no config.json" in note for note in plan.plan.notes)
+    assert {
+        "the checkpoint holds no config.json, so convert keeps the stored names and every tensor",
+        "to convert the model, copy its config.json into the checkpoint first",
+    } <= set(plan.plan.notes)
 
 
 def test_to_torch_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Source: onnx.proto of onnx 1.23 (field numbers and types have never been reused)
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -500,11 +499,6 @@ class Wire:
                 self.refuse(f"has more than {MAX_FIELDS:,} fields", "fields")
             number, value = self.varint(value, end)
             yield number
-
-    def single(self, field: Field) -> float:
-        """Return a float32 number."""
-        number: float = struct.unpack("<f", self.take(field[2], field[3]))[0] if field[1] == FIXED32 else 0.0
-        return number
 
     def refuse(self, why: str, code: str) -> NoReturn:
         raise self._error(why, code)

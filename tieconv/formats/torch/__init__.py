@@ -29,9 +29,13 @@ def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]
 
 
 def check_slices(listing: Listing) -> None:
-    """Raise `UnreadableError` for the files of a model-parallel model: each holds a part of every matrix."""
+    """Raise `UnreadableError` for the files of a model-parallel model: each holds a part of every matrix.
+
+    Beside a model that loaders look for by name, they are not read.
+    """
     slices = [name for name in listing.top if re.fullmatch(r"consolidated\.\d+\.pth", name)]
-    if len(slices) < 2 or listing.named not in (None, *slices):
+    whole = listing.named is None and not {_SINGLE, f"{_SINGLE}.index.json"}.isdisjoint(listing.top)
+    if len(slices) < 2 or whole or listing.named not in (None, *slices):
         return
     hint = "join them first with convert_llama_weights_to_hf.py of transformers 4"
     raise UnreadableError(f"{slices[0]} to {slices[-1]} are slices of one model-parallel model", hint, "torch.slices")
@@ -42,6 +46,7 @@ def is_trainer_state(name: str) -> bool:
     return re.fullmatch(rf"({_STATES})([_-]\d+)*\.\w+|(bf16_)?zero_pp_rank_\d+_.*", name) is not None
 
 
+_SINGLE = "pytorch_model.bin"
 _SHARD = r"-\d{5}-of-\d{5}\.(bin|pt|pth|th|ckpt)$"
 _OTHERS = rf"^({_STATES}|dist_|openvino_|(bf16_)?zero_pp_rank_)[^/]*$"
-TORCH = Model.of(Naming("torch", "torch file", "pytorch_model.bin", SUFFIXES, _SHARD, _OTHERS), _read_one)
+TORCH = Model.of(Naming("torch", "torch file", _SINGLE, SUFFIXES, _SHARD, _OTHERS), _read_one)
