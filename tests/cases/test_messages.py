@@ -28,8 +28,8 @@ SIZES = {
 }
 
 
-def llama(*, tied: bool) -> transformers.LlamaForCausalLM:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=tied))
+def llama(*, tied: bool, **sizes: int) -> transformers.LlamaForCausalLM:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **sizes}, tie_word_embeddings=tied))
 
 
 def saved(folder: Path, change: Callable[[Tensors], object], *, tied: bool) -> Path:
@@ -53,6 +53,14 @@ def lora() -> None:
     from peft import LoraConfig, get_peft_model
 
     get_peft_model(llama(tied=True), LoraConfig(r=2, target_modules=["lm_head"])).merge_and_unload()
+
+
+def adapter(path: Path, **settings: list[str]) -> None:
+    """Load an adapter of a model with more tokens."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    get_peft_model(llama(tied=False, vocab_size=10), LoraConfig(r=2, **settings)).save_pretrained(path)
+    PeftModel.from_pretrained(llama(tied=False), path)
 
 
 def listed() -> None:
@@ -157,6 +165,10 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
     "C64": (renamed,),
     "C65": (lambda path: cut(path, "x.safetensors", load_file), lambda path: cut(path, "x.bin", torch.load)),
     "C66": (lambda path: into_torch(path, larger(f"{LAYER}mlp.gate_proj.weight")),),
+    "C67": (
+        lambda path: adapter(path, target_modules=["lm_head", "embed_tokens"]),
+        lambda path: adapter(path, target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"]),
+    ),
 }
 
 

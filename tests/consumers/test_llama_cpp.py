@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Config, Tensors, str]] = {
     "HunYuan, tied": (flagged(HUNYUAN, True), OWN, "discarded"),
     "SeedOss": (config("SeedOssForCausalLM", "seed_oss"), llama(), "tied"),
     "Ernie 4.5": (config("Ernie4_5ForCausalLM", "ernie4_5"), OWN, "untied"),
-    "Falcon H1": (config("FalconH1ForCausalLM", "falcon_h1"), OWN, "untied"),
+    "Falcon H1": (config("FalconH1ForCausalLM", "falcon_h1", head_dim=4), OWN, "untied"),
     "a class that the converter lacks": (config("HeliumForCausalLM", "helium"), llama(), "error"),
     "a class with another spelling": (config("MptForCausalLM", "mpt"), {"transformer.wte.weight": matrix()}, "error"),
     "a head without a GGUF tensor": (config("Cohere2ForCausalLM", "cohere2"), COPY, "error"),
@@ -73,13 +73,49 @@ CASES: dict[str, tuple[Config, Tensors, str]] = {
         {"embeddings.weight": matrix(), "norm_f.weight": vector()},
         "error",
     ),
-    "T5 without its shared table": (config("T5ForConditionalGeneration", "t5"), T5, "tied"),
+    "T5 without its shared table": (config("T5ForConditionalGeneration", "t5", decoder_start_token_id=0), T5, "tied"),
     "T5, whose first table wins": (
-        config("T5ForConditionalGeneration", "t5"),
+        config("T5ForConditionalGeneration", "t5", decoder_start_token_id=0),
         {**T5, "shared.weight": matrix(seed=7)},
         "discarded",
     ),
 }
+
+
+FALCON: Config = config("FalconForCausalLM", "falcon", num_attention_heads=4, tie_word_embeddings=True)
+WORDS: Tensors = {"transformer.word_embeddings.weight": matrix()}
+GRANITE: Config = config("GraniteMoeHybridForCausalLM", "granitemoehybrid")
+CONFIGS: dict[str, tuple[Config, Config, Tensors, str]] = {
+    "n_ctx": (config("GPT2LMHeadModel", "gpt2"), {"n_ctx": 8}, {"wte.weight": matrix()}, "needs n_ctx in the config"),
+    "rotary_pct": (config("Cohere2ForCausalLM", "cohere2"), {"rotary_pct": 1.0}, llama(), "needs rotary_pct"),
+    "scoring_func": (config("Dots1ForCausalLM", "dots1"), {"scoring_func": "sigmoid"}, OWN, "needs scoring_func"),
+    "head_dim": (config("FalconH1ForCausalLM", "falcon_h1"), {"head_dim": 4}, OWN, "needs head_dim"),
+    "a null": (
+        config("T5ForConditionalGeneration", "t5", decoder_start_token_id=None),
+        {"decoder_start_token_id": 0},
+        T5,
+        "needs decoder_start_token_id",
+    ),
+    "layers of Granite": (
+        {**GRANITE, "layer_types": ["linear_attention", "full_attention"]},
+        {"layer_types": ["mamba", "attention"]},
+        llama(),
+        "does not know the layer type full_attention",
+    ),
+    "heads of the default": (FALCON, {"num_kv_heads": 1}, WORDS, "uses num_kv_heads 4 of the config"),
+    "heads that are written": ({**FALCON, "num_kv_heads": 4}, {"multi_query": False}, WORDS, "num_kv_heads 4"),
+    "heads in a new decoder": (FALCON, {"new_decoder_architecture": True, "num_kv_heads": 2}, WORDS, "num_kv_heads 4"),
+}
+"""A config as transformers 5 may write it, the keys that it then needs, and why llama.cpp fails without them."""
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_keys_that_transformers_5_does_not_write(case: str, tmp_path: Path) -> None:
+    """Each was run, as llama-cpp-python 0.3.36 has it: the config fails, and with the keys the model loads."""
+    written, keys, tensors, reason = CONFIGS[case]
+    (row,) = api.inspect(save(tmp_path / "without", written, tensors), consumers="llama.cpp").consumers
+    assert row.outcome == "error" and reason in row.detail, row
+    assert predicted(save(tmp_path / "with", {**written, **keys}, tensors)) in ("tied", "untied")
 
 
 def predicted(folder: Path) -> str:

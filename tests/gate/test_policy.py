@@ -177,6 +177,8 @@ def test_every_key() -> None:
         baseline="debt.json",
         per_model=(ModelIgnore("models/*", ("TIE002",), "kept for vLLM 0.4"),),
     )
+    listed = parse_settings('for = ["vllm", "mlx-lm>=0.32"]', "/repo/tieconv.toml")
+    assert listed is not None and listed.consumers == "vllm,mlx-lm>=0.32"
 
 
 def test_the_section_of_a_pyproject() -> None:
@@ -198,6 +200,11 @@ def test_the_section_of_a_pyproject() -> None:
         ('fail-on = "fatal"', "fail-on must be one of error, warning, note", ""),
         ("fail-on = 1", "fail-on must be a string", ""),
         ('depth = "deep"', "depth must be one of header, candidates, full", ""),
+        ("for = 1", "for must be a string", ""),
+        *(
+            (f"for = {value}", "for must be a string or a list of strings", "")
+            for value in ("[]", '["vllm", " "]', "[1]")
+        ),
         ('baseline = ""', "baseline must be a string that is not empty", ""),
         ("per-model = 3", "per-model must be tables", ""),
         ('[[per-model]]\nignore = ["TIE"]\nreason = "r"', "per-model[1].model is missing", ""),

@@ -198,8 +198,11 @@ def test_all_or_nothing(replay: Replay, tmp_path: Path, stage: str) -> None:
     out.mkdir()
     (out / "config.json").write_text("old")
 
+    stages = []
+
     def stop(name: str, done: int, whole: int) -> None:
-        assert done < whole
+        assert done < whole or (name, done, whole) == ("clean up", 0, 0)
+        stages.append(name)
         if name == stage:
             raise KeyboardInterrupt
 
@@ -208,6 +211,7 @@ def test_all_or_nothing(replay: Replay, tmp_path: Path, stage: str) -> None:
         planned.execute(out, overwrite=True, progress=stop)
     assert snapshot(tmp_path) == {"out/config.json": b"old"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert stages[-2:] == [stage, "clean up"]
 
 
 def test_a_budget_of_parity(replay: Replay, tmp_path: Path) -> None:

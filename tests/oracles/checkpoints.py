@@ -355,10 +355,21 @@ def older_keys(config: dict[str, Any]) -> dict[str, Any]:
         made.setdefault("rope_scaling", None)
     if "dtype" in config:
         made[_OLDER_DTYPE] = config["dtype"]
-    if config.get("model_type") == "gpt2" and "n_positions" in config:
-        made.setdefault("n_ctx", config["n_positions"])
-    if str(config.get("model_type")).startswith("qwen") and "num_local_experts" in config:
-        made.setdefault("num_experts", config["num_local_experts"])
-    if config.get("model_type") == "granitemoehybrid":
-        made["layer_types"] = [_OLDER_LAYERS.get(layer, layer) for layer in config["layer_types"]]
+    match str(config.get("model_type")):
+        case "gpt2" if "n_positions" in config:
+            made.setdefault("n_ctx", config["n_positions"])
+        case "granitemoehybrid":
+            made["layer_types"] = [_OLDER_LAYERS.get(layer, layer) for layer in config["layer_types"]]
+        case "t5" | "mt5" | "umt5":
+            made["decoder_start_token_id"] = config.get("pad_token_id")
+        case "falcon" if config.get("multi_query") and not config.get("new_decoder_architecture"):
+            made["num_kv_heads"] = 1
+        case "cohere2":
+            made["rotary_pct"] = 1.0
+        case "dots1":
+            made["scoring_func"] = "sigmoid"
+        case "falcon_h1":
+            made["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        case kind if kind.startswith("qwen") and "num_local_experts" in config:
+            made.setdefault("num_experts", config["num_local_experts"])
     return made

@@ -156,13 +156,11 @@ class Converter:
         return embedding, embedding if head is None else head, head is None, tensors.get("output.bias")
 
     def prepared(self, folder: Path, copy: Path) -> Path:
-        """Return a copy with links to the weights of ``folder``, the config of transformers 4 and a tokenizer.model."""
+        """Return a copy with links to the files of ``folder``, and a tokenizer.model."""
         copy.mkdir()
         for file in folder.iterdir():
             (copy / file.name).symlink_to(file)
         config = json.loads((folder / "config.json").read_text())
-        (copy / "config.json").unlink()
-        (copy / "config.json").write_text(json.dumps(config | _keys_of_4(config)))
         rows = {**config, **config.get("text_config", {})}.get("vocab_size", 0)
         if not (folder / "tokenizer.model").exists():
             (copy / "tokenizer.model").write_bytes(self._pieces(rows))
@@ -185,25 +183,6 @@ class Converter:
             )
             self._sentencepiece[rows] = made.getvalue()
         return self._sentencepiece[rows]
-
-
-def _keys_of_4(config: Job) -> Job:
-    """Return the keys that the converter reads, and that the config of transformers 5 lacks or writes otherwise."""
-    match config.get("model_type"):
-        case "t5" | "mt5" | "umt5":
-            return {"decoder_start_token_id": config.get("pad_token_id")}
-        case "falcon" if config.get("multi_query") and not config.get("new_decoder_architecture"):
-            return {"num_kv_heads": 1}
-        case "cohere2":
-            return {"rotary_pct": 1.0}
-        case "dots1":
-            return {"scoring_func": "sigmoid"}
-        case "falcon_h1":
-            return {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
-        case "granitemoehybrid":
-            older = {"linear_attention": "mamba", "full_attention": "attention"}
-            return {"layer_types": [older.get(kind, kind) for kind in config["layer_types"]]}
-    return {}
 
 
 def main() -> None:

@@ -229,9 +229,7 @@ def parts_of(module: str, stored: Collection[str]) -> Iterator[tuple[str, str]]:
     """
     start = f"{module}."
     layers = (".weight", ".bias") if f"{start}weight" in stored else ()
-    for name in stored:
-        if not name.startswith(module):
-            continue
+    for name in [name for name in stored if name.startswith(module)]:
         end = name[len(module) :]
         if end in _BESIDE:
             yield end, name

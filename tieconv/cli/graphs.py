@@ -24,6 +24,7 @@ _STAGES = {
     "parity": "measuring parity",
     "write": "writing",
     "rename": "publishing",
+    "clean up": "interrupted, removing the unfinished files",
 }
 """The text on the screen for each stage."""
 
@@ -140,7 +141,7 @@ def export_command(
 
         def progress(stage: str, done: int, whole: int) -> None:
             if stage in _STAGES:
-                show(f"{_STAGES[stage]}, step {done + 1} of {whole}", 0, 0)
+                show(f"{_STAGES[stage]}, step {done + 1} of {whole}" if whole else _STAGES[stage], 0, 0)
             else:
                 show(stage, done, whole)
 

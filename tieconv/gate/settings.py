@@ -258,6 +258,15 @@ class _Table:
             raise self.wrong(key, f"must be one of {', '.join(choices)}")
         return value
 
+    def loaders(self, key: str) -> str | None:
+        """Return loaders as ``--for`` takes them; the file may have them as a list too."""
+        listed = self.values.get(key)
+        if not isinstance(listed, list):
+            return self.text(key)
+        if not listed or not all(isinstance(name, str) and name.strip() and "\0" not in name for name in listed):
+            raise self.wrong(key, "must be a string or a list of strings, none of them empty or with a null character")
+        return ",".join(listed)
+
     def required(self, key: str, why: str) -> str:
         """Return a string as `text` does. Raise if the key is absent."""
         value = self.text(key)
@@ -298,7 +307,7 @@ def _settings(table: _Table) -> Settings:
         select=table.selectors("select"),
         ignore=table.selectors("ignore") or (),
         fail_on=Level(fail_on) if fail_on else None,
-        consumers=table.text("for"),
+        consumers=table.loaders("for"),
         depth=Depth(depth) if depth else None,
         baseline=table.text("baseline"),
         per_model=tuple(map(_model_ignore, table.tables("per-model"))),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tieconv.architectures.effective_flag import FLAG, reading_v4, text_config
 from tieconv.checkpoint.inspection import Inspection
@@ -86,10 +87,33 @@ def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:
     classes = release_tables.by_type("llama.cpp", "classes")
     if name in classes["not run"]:
         return unknown(f"the small model of {shown(name)} that tieconv tests with does not load in llama.cpp")
+    refusal = _config_refused(text_config(inspection), name)
+    if refusal is not None:
+        return refusal
     has_mtp = any(stored.removeprefix("model.").startswith("mtp.") for stored in inspection.checkpoint.tensors)
     if name in classes["needs mtp"] and not has_mtp:
         return Refusal(Cause.NAMES, f"{_CONVERTER} needs the mtp.* tensors of {shown(name)}, and none is stored")
     return frozenset(kind.split(", ")), pair
+
+
+def _config_refused(config: Mapping[str, Any], name: str) -> Refusal | None:
+    """Return why the converter or libllama fails with the values of a config that transformers wrote.
+
+    The converter takes the layers of Granite that are not called ``attention`` for those of Mamba. It gives a Falcon
+    the key-value heads of the config, which transformers does not use with ``multi_query``.
+    """
+    key = release_tables.by_type(_RELEASE, "needs key").get(name)
+    if key is not None and config.get(key) is None:
+        return Refusal(Cause.CONFIG, f"{_CONVERTER} needs {key} in the config, which does not declare it")
+    if name == "GraniteMoeHybridForCausalLM" and "full_attention" in (config.get("layer_types") or ()):
+        sentence = f'{_CONVERTER} does not know the layer type full_attention of the config, only "attention"'
+        return Refusal(Cause.CONFIG, sentence)
+    one_head = config.get("multi_query", True) and not config.get("new_decoder_architecture")
+    heads = config.get("num_kv_heads", config.get("num_attention_heads"))
+    if name == "FalconForCausalLM" and one_head and isinstance(heads, int) and heads != 1:
+        sentence = f"{_CONVERTER} uses num_kv_heads {heads} of the config, and a model with multi_query has 1"
+        return Refusal(Cause.CONFIG, sentence)
+    return None
 
 
 def _dropped(inspection: Inspection, treatment: Treatment, pair: evidence.Pair) -> bool:

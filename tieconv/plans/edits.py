@@ -314,8 +314,9 @@ def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Map
     if file.metadata is None or file.gguf is not None:  # the metadata of GGUF names no tensors
         return file.metadata, False
     tensors = edits.checkpoint.tensors
-    stored = edits.after()
-    stale = [key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)]
+    aliases = {key: value for key, value in file.metadata.items() if value in tensors}
+    stored = edits.after() if aliases else set[str]()
+    stale = [key for key, value in aliases.items() if key in stored or value not in stored]
     after = {key: value for key, value in file.metadata.items() if key not in stale}
     for key in stale:
         edits.operations.append(write_plan.SetMetadata(file.name, key, None))

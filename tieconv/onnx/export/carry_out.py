@@ -96,7 +96,14 @@ def run(
                     publish.publish_new(staging.new, final)
             return replace(made.outcome, executed=True, verified=True)
 
-        return owning(final, signals, write)
+        def write_or_clean_up(staging: Staging) -> graph_plan.ExportOutcome:
+            try:
+                return write(staging)
+            except KeyboardInterrupt:  # the disk may need seconds for gigabytes that it is still writing
+                progress("clean up", 0, 0)
+                raise
+
+        return owning(final, signals, write_or_clean_up)
 
 
 @record
