@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import permutations
 from math import sqrt
 
@@ -13,9 +14,23 @@ from hypothesis import strategies as st
 
 from tests.patience import examples
 from tieconv.checkpoint.relation import State
-from tieconv.checkpoint.relation.proved import Compared, Empty, Identical, OtherShape
-from tieconv.checkpoint.weight_file import BITS, TensorRecord
-from tieconv.inspection.equality import relate
+from tieconv.checkpoint.relation.proved import (
+    TYPES_NEED_NUMPY,
+    Compared,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    RowFigures,
+    Unread,
+)
+from tieconv.checkpoint.weight_file import BITS, ByteRange, TensorRecord
+from tieconv.errors import RefusedError
+from tieconv.inspection import duplicates, equality, view_reader
+from tieconv.inspection.duplicates import PairWork
+from tieconv.inspection.equality import HINT, relate, relate_sampled
 
 from .stored import FLOAT_DTYPES, INFINITY, MANTISSA, Array, Memory, bits_of, normal, values_of
 
@@ -537,3 +552,103 @@ def test_a_claim_reads_every_byte_and_a_refutation_few() -> None:
     assert (state, count < 65536) == (State.DISTINCT, True)
     state, count = read_for(memory.store("b", "BF16", np.roll(bits, 1)))
     assert (state, count <= 2 * size + 65536) == (State.DISTINCT, True)
+
+
+@pytest.fixture
+def without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where numpy is not installed, with rows that are read in three parts."""
+    monkeypatch.setattr(equality, "_has_numpy", lambda: False)
+    monkeypatch.setattr(view_reader, "BLOCK", 48)
+
+
+@pytest.mark.usefixtures("without_numpy")
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({(3, 5): 1.5}, "1 of 12 rows differ, the first of them by at most 0.5; numpy measures the rest"),
+        ({(3, 0): 1.25, (3, 31): 3}, "1 of 12 rows differ, the first of them by at most 2; numpy measures the rest"),
+        ({(0, 2): 2, (11, 9): 9}, "2 of 12 rows differ, the first of them by at most 1; numpy measures the rest"),
+        ({(7, 7): float("nan")}, "1 of 12 rows differ; numpy measures the rest"),
+        ({(7, 7): float("inf"), (8, 8): 2}, "2 of 12 rows differ; numpy measures the rest"),
+    ],
+)
+def test_rows_that_differ_without_numpy(dtype: str, changes: dict[tuple[int, int], float], reason: str) -> None:
+    """They are counted by their bytes, and the first of them is measured."""
+    values = np.ones((12, 32))
+    other = values.copy()
+    for place, number in changes.items():
+        other[place] = number
+    assert relation((dtype, bits_of(values, dtype)), (dtype, bits_of(other, dtype))) == OtherBytes(reason)
+
+
+@pytest.mark.usefixtures("without_numpy")
+def test_what_needs_no_numpy_and_what_does() -> None:
+    """A zero of another sign is counted; two types are not compared."""
+    values = np.zeros((3, 4))
+    other = values.copy()
+    other[1, 1:3] = other[2, 0] = -0.0
+    near = relation(("F32", bits_of(values, "F32")), ("F32", bits_of(other, "F32")))
+    assert near == Near(RowFigures(2, 3, (), False, 0, 0.0, 0.0, True, 0))
+    assert relation(("F32", matrix("F32")), ("F16", matrix("F16"))) == Unread(reason=TYPES_NEED_NUMPY)
+
+
+def sampled(left: tuple[str, Array], right: tuple[str, Array], *, known: bool = False) -> Compared:
+    """Relate two (dtype, bits) by a sample; with ``known`` their files are known to be equal."""
+    memory = Memory()
+    first, second = memory.store("a", *left), memory.store("b", *right)
+    if known:
+        memory.content_id = lambda _: "one"  # type: ignore[attr-defined]
+        second = replace(second, range=replace(first.range, file="copy"))
+    return relate_sampled(memory, first, second)
+
+
+def test_what_a_sample_proves() -> None:
+    """That tensors differ, with the bytes that do; and nothing about what it did not read."""
+    table, middle = matrix("F32", 64, 64), ((4096, 8192),)
+    assert sampled(("F32", table), ("F32", table)) == Unread(
+        sampled=True, ranges_equal=middle, reason=f"the sampled bytes are equal: {HINT}"
+    )
+    other = table.copy()
+    other[20, 1] += 1
+    assert sampled(("F32", table), ("F32", other)) == OtherSample(middle)
+    other = table.copy()
+    other[0, 0] += 1
+    assert sampled(("F32", table), ("F32", other)).state is State.UNREAD
+    assert sampled(("F32", table), ("F32", table), known=True) == Identical(by="file hash")
+    small = matrix("F16", 4, 8)
+    assert sampled(("F16", small), ("F16", bump(small))) == OtherSample(((0, 64),))
+    assert sampled(("F32", table), ("F32", np.zeros((0, 64), "<u4"))) == Empty()
+    assert sampled(("F32", table), ("I32", table)) == Unread(reason=f"the types differ: {HINT}")
+    wide = matrix("F32", 8, 4)
+    assert sampled(("F32", wide), ("F32", wide.T.copy())) == Unread(reason=f"one may be the other transposed: {HINT}")
+    assert sampled(("F32", wide), ("F32", matrix("F32", 9, 4))) == OtherShape((9, 4), (8, 4))
+    nothing = np.zeros((0, 4), "<u4")
+    assert sampled(("F32", nothing), ("F32", nothing)) == Unread(reason=f"samples cannot prove a relation here: {HINT}")
+
+
+def test_the_pairs_of_a_bucket_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many pairs as are allowed, and as many bytes, are compared; one more is refused."""
+    records = [TensorRecord(f"t{at}", "U8", (10,), ByteRange("m", 10 * at, 10 * at + 10)) for at in range(3)]
+    monkeypatch.setattr(duplicates, "_TIMES", 2)
+    for pairs, free, enough in ((4, 20, 4), (9, 20, 4), (9, 19, 3), (3, 20, 3)):
+        monkeypatch.setattr(duplicates, "MOST_PAIRS", pairs)
+        monkeypatch.setattr(duplicates, "_FREE", free)
+        work = PairWork([[record] for record in records])
+        for _ in range(enough):
+            work.spend(records[0], records[1])
+        with pytest.raises(RefusedError, match="m has 3 different tensors with the same ends as t0") as refusal:
+            work.spend(records[0], records[1])
+        assert refusal.value.code == "duplicates.pairs"
+
+
+def test_the_pairs_of_two_types_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one type do not count."""
+    kinds = ["F16", "F16", "BF16", "F16", "BF16"]
+    classes = [[TensorRecord(f"t{at}", kind, (1,), ByteRange("m", at, at))] for at, kind in enumerate(kinds)]
+    monkeypatch.setattr(duplicates, "MOST_CROSS_PAIRS", 6)
+    pairs = [(first[0].name, second[0].name) for first, second in duplicates.cross_pairs(classes)]
+    assert pairs == [("t0", "t2"), ("t0", "t4"), ("t1", "t2"), ("t1", "t4"), ("t2", "t3"), ("t3", "t4")]
+    monkeypatch.setattr(duplicates, "MOST_CROSS_PAIRS", 5)
+    with pytest.raises(RefusedError):
+        list(duplicates.cross_pairs(classes))
