@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +153,17 @@ def test_float32_weights_compute_in_float64(name: str, tmp_path: Path) -> None:
     # Gemma's class keeps the scale of embeddings in a buffer, which stays float32.
     whole = load(str(tmp_path), config, "float64").logits(batch)
     assert float((whole - logits).abs().max()) < (1e-6 if name == "gemma2" else 1e-11)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_is_computed_in_blocks_of_rows(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block has fewer rows; a block has one row at least."""
+    module = torch.nn.Linear(7, 5, bias=bias)
+    values = torch.randn(2, 3, 7, dtype=torch.float64)
+    whole = deepcopy(module).double()(values)
+    for elements in (14, 1, 1000):
+        monkeypatch.setattr(wide, "_BLOCK", elements)
+        torch.testing.assert_close(wide._by_rows(module, values), whole)
 
 
 def test_a_class_that_reads_weights_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

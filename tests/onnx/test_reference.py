@@ -22,6 +22,7 @@ from tieconv.onnx.parity import measured_pair as free_memory
 from tieconv.reference import Batch, Reference, architecture, load, load_config
 from tieconv.reference.float64 import KeepFloat64
 from tieconv.reference.model import exact_products, memory_of, torch_device
+from tieconv.reference.model import free_memory as gpu_memory
 
 
 @pytest.fixture
@@ -61,6 +62,68 @@ def test_positions_start_after_the_padding() -> None:
     """Position ids count from each row's first token, as generation does."""
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     assert Batch(mask, mask).positions.tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
+
+
+class Takes(torch.nn.Module):
+    """A model of which only the arguments matter."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, mm_token_type_ids: Any) -> None: ...
+
+
+IDS, MASK, TYPES = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 1, 1, 1]]), torch.tensor([[0, 0, 1, 1]])
+ROWS_OF = torch.arange(8, dtype=torch.float64).reshape(1, 4, 2)
+ARGUMENTS = [
+    # the batch, the first position, and the arguments of the forward pass
+    (Batch(IDS, MASK), 0, {"input_ids": IDS, "attention_mask": MASK, "position_ids": [[0, 0, 1, 2]]}),
+    (Batch(IDS, MASK), 3, {"input_ids": [[6]], "attention_mask": MASK, "position_ids": [[2]]}),
+    (Batch(IDS, MASK, placed=False), 2, {"input_ids": [[5, 6]], "attention_mask": MASK}),
+    (
+        Batch(IDS, MASK, types=TYPES, placed=False),
+        1,
+        {"input_ids": [[4, 5, 6]], "attention_mask": MASK, "token_type_ids": [[0, 1, 1]]},
+    ),
+    (
+        Batch(IDS, MASK, embeds=ROWS_OF, placed=False),
+        2,
+        {"attention_mask": MASK, "inputs_embeds": [[[4.0, 5.0], [6.0, 7.0]]]},
+    ),
+    (
+        Batch(IDS, MASK, blocks=TYPES, placed=False),
+        0,
+        {"input_ids": IDS, "attention_mask": MASK, "mm_token_type_ids": TYPES},
+    ),
+    (Batch(IDS, MASK, blocks=TYPES, placed=False), 3, {"input_ids": [[6]], "attention_mask": MASK}),
+    (
+        Batch(IDS, MASK, decoder_ids=IDS[:, :2]),
+        0,
+        {"input_ids": IDS, "decoder_input_ids": [[3, 4]], "attention_mask": MASK},
+    ),
+    (
+        Batch(IDS, MASK, decoder_ids=IDS[:, :2], decoder_mask=MASK[:, :2]),
+        0,
+        {
+            "input_ids": IDS, "decoder_input_ids": [[3, 4]], "attention_mask": MASK,
+            "decoder_attention_mask": [[0, 1]],
+        },
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "start", "expected"), ARGUMENTS)
+def test_the_arguments_of_a_pass(batch: Batch, start: int, expected: dict[str, Any]) -> None:
+    """From a position on; the mask covers what came before, and types of blocks are given at the start alone."""
+    given = Reference(Takes(), "float32", (), ()).inputs(batch, start)
+    assert {name: value.tolist() for name, value in given.items()} == {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in expected.items()
+    }
+    rows = given.get("inputs_embeds")
+    assert rows is None or rows.dtype is torch.float32
+
+
+def test_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that it has."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 9))
+    assert gpu_memory("cuda:0") == 7
 
 
 def test_what_the_class_does_not_read_is_told(model: Path) -> None:
