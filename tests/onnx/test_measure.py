@@ -24,13 +24,14 @@ from tests.onnx.planted.catalogue import FAULTS
 from tieconv.checkpoint.results.parity import Case
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity import measured_pair
-from tieconv.onnx.parity.batches import Cell, Layout, cells, compared, make_batch, stepped
+from tieconv.onnx.parity.batches import Cell, Layout, cells, compared, make_batch, stepped, with_rows
 from tieconv.onnx.parity.bindings import Bindings, Kind, Role, bind, faults, switched
 from tieconv.onnx.parity.causes import uncounted, wrong_constant
 from tieconv.onnx.parity.graph_file import Graph, Value
-from tieconv.onnx.parity.judge import BINS, CELL_LIMIT, Errors, pool, ratios
+from tieconv.onnx.parity.judge import BINS, CELL_LIMIT, Errors, judge, pool, ratios
 from tieconv.onnx.parity.passes import ModelNumbers, make_work
 from tieconv.onnx.parity.validate import read_tokens
+from tieconv.reference import Batch
 from tieconv.reference.float64 import KeepFloat64
 
 pytest.importorskip("torch")
@@ -345,6 +346,77 @@ def test_uncounted_padding_is_suspected(padded: float | None, plain: float | Non
     found = list(uncounted([case(2, padded), case(0, plain)], bindings(Kind.PLAIN)))
     assert bool(found) is suspected
     assert list(uncounted([case(2, padded), case(0, plain)], bindings(Kind.PLAIN, positions=True))) == []
+
+
+def test_rows_and_blocks_are_drawn_where_a_cell_asks_for_them() -> None:
+    """Rows are exact in every precision; a block lies in the first pass and not in the padding."""
+    ids = torch.zeros(2, 7, dtype=torch.int64)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    roles = {
+        Role.EMBEDS: Value("inputs_embeds", "FLOAT", ("b", "s", 4)),
+        Role.POSITIONS: Value("position_ids", "INT64", (3, "b", "s")),
+        Role.BLOCKS: Value("token_type_ids", "INT64", ("b", "s")),
+    }
+    drawn = replace(bindings(Kind.CACHED), inputs=roles, causal=1)
+    plain_cell = Cell(2, 4, 3, 2, 0)
+    text = with_rows(Batch(ids, mask), plain_cell, drawn)
+    assert text.embeds is None and text.given_positions is None
+    assert text.blocks.tolist() == [[1] * 7] * 2
+    cell = replace(plain_cell, embeds=True, blocks=True)
+    made = with_rows(Batch(ids, mask), cell, drawn)
+    assert made.blocks.tolist() == [[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]]
+    assert with_rows(Batch(ids, mask), replace(cell, past=0, sequence=7), drawn).blocks.tolist() == [
+        [1, 1, 0, 0, 0, 0, 1],
+        [1, 0, 0, 0, 0, 0, 1],
+    ]
+    assert made.embeds.shape == (2, 7, 4) and torch.equal(made.embeds * 64, (made.embeds * 64).round())
+    assert made.embeds.abs().max() <= 255 / 64 and made.embeds.std() > 0.5
+    assert made.given_positions.shape == (3, 2, 7)
+    assert {int(number) for number in made.given_positions.flatten()} == set(range(7))
+    again = with_rows(Batch(ids, mask), cell, drawn)
+    assert torch.equal(again.embeds, made.embeds) and torch.equal(again.given_positions, made.given_positions)
+    one = with_rows(Batch(ids, mask), cell, replace(drawn, inputs={Role.EMBEDS: roles[Role.EMBEDS]}))
+    assert one.given_positions is None and one.blocks is None
+
+
+def test_what_is_judged_of_each_case() -> None:
+    """Errors of graph and floor, a case that does not run, and logits of another shape."""
+    cells = [Cell(1, 4, 0, 0, seed) for seed in range(5)]
+    cells[4] = replace(cells[4], steps=2)
+    torch.manual_seed(0)
+    reference = torch.randn(4, 9, dtype=torch.float64)
+    stored = {(side, cell): reference for side in ("reference", "floor", "graph") for cell in cells}
+    for at, factor in ((0, 1.0), (1, 3.0), (4, 2.0)):
+        noise = torch.randn(4, 9, dtype=torch.float64) * 1e-6
+        stored["floor", cells[at]], stored["graph", cells[at]] = reference + noise, reference + factor * noise
+    stored["graph", cells[2]] = reference[:3]
+    work: Any = SimpleNamespace(cells=cells, seconds=math.inf, left_out=[replace(cells[0], past=3)] * 2)
+    judged = judge(work, SimpleNamespace(get=stored.get), {cells[3]: "no kernel"}, "float32")  # type: ignore[arg-type]
+    assert [case.error for case in judged.cases] == [
+        "", "", "logits of [3, 9] instead of [4, 9]", "no kernel", ""
+    ]  # fmt: skip
+    assert [case.ratio is None for case in judged.cases] == [False, False, True, True, False]
+    assert [case.ratio for case in judged.cases if case.ratio] == pytest.approx([1, 3, 2], rel=1e-3)
+    gates = {gate.name: gate for gate in judged.gates()}
+    assert (gates["runs"].value, gates["runs"].passed) == (2, False)
+    assert gates["runs"].sentence == (
+        "the graph fails at batch 1, sequence 4, past 0, padding 0: logits of [3, 9] instead of [4, 9]"
+    )
+    assert gates["case_ratio"].value == pytest.approx(3, rel=1e-3) and gates["case_ratio"].passed
+    assert gates["rms_ratio"].value == pytest.approx(5**0.5, rel=0.5) and not gates["rms_ratio"].passed
+    assert gates["steps_rms_ratio"].value == pytest.approx(2, rel=1e-3)
+    pools = judged.pools()
+    assert pools.logits is not None and pools.steps is not None
+    assert (pools.logits.graph.positions, pools.steps.graph.positions) == (8, 4)
+    fed = judged.fed(work)
+    assert (fed.budget, fed.cases, fed.positions, fed.tokens, fed.rows, fed.steps) == (None, 3, 12, 4, 1, 2)
+    assert dict(fed.left_out) == {"past": 2} and fed.share == pytest.approx(1 - 0.05 ** (1 / 12))
+    floors = max(case.floor.relative_rms for case in judged.cases if case.floor)
+    assert fed.change == pytest.approx((CELL_LIMIT + 2) * max(floors, 2**-23))
+    assert {made.group: sum(made.graph) for made in judged.histograms()} == {"no past": 72, "cached steps": 36}
+    missing = judge(work, SimpleNamespace(get=lambda _: None), {}, "float32")  # type: ignore[arg-type]
+    assert {case.error for case in missing.cases} == {"no logits"} and not [*missing.histograms()]
 
 
 @pytest.mark.parametrize(
