@@ -8,7 +8,10 @@ import pty
 import subprocess
 import sys
 from hashlib import sha256
+from math import cos, pi
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ import tieconv as api
 from tests.cli.run import ok, refused, run
 from tieconv.analysis.alignment import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
-from tieconv.demo import toy_settings
+from tieconv.demo import toy_settings, toys
 from tieconv.demo.toy_settings import PASSAGE, REFERENCE, ROLES, VOCABULARY, WORDS, generate, grammar, sample
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
@@ -103,8 +106,64 @@ def test_page(shown: tuple[Path, Result]) -> None:
 def test_the_report_names_what_there_is(shown: tuple[Path, Result]) -> None:
     """The tables are of the directories under OUT, not of the one that they were made in."""
     out, _ = shown
-    detail = json.loads((out / "report.json").read_text("utf-8"))["sections"][0]["detail"]
-    assert detail["tables"]["E"] == f"input embedding of {out / 'untied'}"
+    sections = json.loads((out / "report.json").read_text("utf-8"))["sections"]
+    assert sections[0]["detail"]["tables"]["E"] == f"input embedding of {out / 'untied'}"
+    maps = [f"Map: {table}" for table in ("tied table", "untied input embedding", "untied output embedding")]
+    assert [section["title"] for section in sections] == ["Alignment", *maps, "Training"]
+    text = generate(STEPS, 0)
+    assert [measure["n"] for measure in sections[-1]["measures"]] == [text.held_out.size - len(text.held_out)] * 3
+    assert {len(series) for series in sections[-1]["series"].values()} == {STEPS}
+    assert sections[-1]["detail"]["rows_of_padding"] == VOCABULARY - WORDS
+
+
+def test_losses_are_shown_as_means() -> None:
+    """At most 200 of them, each of as many steps in a row."""
+    assert toys._smooth(tuple(range(1000))) == tuple(float(5 * part + 2) for part in range(200))
+    assert toys._smooth((3.0, 5.0)) == (3.0, 5.0)
+
+
+def test_how_a_toy_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate rises for 50 steps and falls to a tenth along a cosine; each passage is read once, in a seed's order."""
+    import torch
+
+    from tieconv.demo import train
+
+    rates, read, made = [], [], {}
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids: Any, labels: Any, use_cache: bool) -> SimpleNamespace:
+            assert torch.equal(input_ids, labels) and not use_cache
+            read.append(input_ids)
+            return SimpleNamespace(loss=self.weight.sum())
+
+    class Optimiser:
+        def __init__(self, parameters: object, **settings: object) -> None:
+            made.update(settings)
+            self.param_groups = [{"lr": 0.0}]
+
+        def step(self) -> None:
+            rates.append(self.param_groups[0]["lr"] / toy_settings.RATE)
+
+        def zero_grad(self, set_to_none: bool) -> None:
+            assert set_to_none
+
+    monkeypatch.setattr(torch.optim, "AdamW", Optimiser)
+    steps, done = 100, []
+    passages = np.arange(steps * toy_settings.BATCH * toy_settings.CONTEXT).reshape(-1, toy_settings.CONTEXT)
+    losses = list(train._steps(Model(), passages, 3, steps, lambda: done.append(1)))
+    assert losses == [1.0] * steps and len(done) == steps
+    assert made == {"lr": toy_settings.RATE, "weight_decay": toy_settings.DECAY, "betas": (0.9, 0.95)}
+    assert [rates[at] for at in (0, 24, 49, 50, 75, 99)] == pytest.approx(
+        [0.02, 0.5 * (0.55 + 0.45 * cos(0.24 * pi)), 0.55 + 0.45 * cos(0.49 * pi), 0.55,
+         0.55 - 0.45 * cos(0.25 * pi), 0.55 + 0.45 * cos(0.99 * pi)]
+    )  # fmt: skip
+    order = torch.cat(read)[:, 0] // toy_settings.CONTEXT
+    assert sorted(order.tolist()) == list(range(len(passages))) != order.tolist()
+    assert order.tolist() == torch.randperm(len(passages), generator=torch.Generator().manual_seed(3)).tolist()
 
 
 @pytest.mark.slow

@@ -576,20 +576,20 @@ def without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_that_differ_without_numpy(dtype: str, changes: dict[tuple[int, int], float], reason: str) -> None:
     """They are counted by their bytes, and the first of them is measured."""
     values = np.ones((12, 32))
-    other = values.copy()
+    changed = values.copy()
     for place, number in changes.items():
-        other[place] = number
-    assert relation((dtype, bits_of(values, dtype)), (dtype, bits_of(other, dtype))) == OtherBytes(reason)
+        changed[place] = number
+    assert relation((dtype, bits_of(values, dtype)), (dtype, bits_of(changed, dtype))) == OtherBytes(reason)
 
 
 @pytest.mark.usefixtures("without_numpy")
 def test_what_needs_no_numpy_and_what_does() -> None:
     """A zero of another sign is counted; two types are not compared."""
     values = np.zeros((3, 4))
-    other = values.copy()
-    other[1, 1:3] = other[2, 0] = -0.0
-    near = relation(("F32", bits_of(values, "F32")), ("F32", bits_of(other, "F32")))
-    assert near == Near(RowFigures(2, 3, (), False, 0, 0.0, 0.0, True, 0))
+    changed = values.copy()
+    changed[1, 1:3] = changed[2, 0] = -0.0
+    related = relation(("F32", bits_of(values, "F32")), ("F32", bits_of(changed, "F32")))
+    assert related == Near(RowFigures(2, 3, (), False, 0, 0.0, 0.0, True, 0))
     assert relation(("F32", matrix("F32")), ("F16", matrix("F16"))) == Unread(reason=TYPES_NEED_NUMPY)
 
 
@@ -609,19 +609,19 @@ def test_what_a_sample_proves() -> None:
     assert sampled(("F32", table), ("F32", table)) == Unread(
         sampled=True, ranges_equal=middle, reason=f"the sampled bytes are equal: {HINT}"
     )
-    other = table.copy()
-    other[20, 1] += 1
-    assert sampled(("F32", table), ("F32", other)) == OtherSample(middle)
-    other = table.copy()
-    other[0, 0] += 1
-    assert sampled(("F32", table), ("F32", other)).state is State.UNREAD
+    changed = table.copy()
+    changed[20, 1] += 1
+    assert sampled(("F32", table), ("F32", changed)) == OtherSample(middle)
+    changed = table.copy()
+    changed[0, 0] += 1
+    assert sampled(("F32", table), ("F32", changed)).state is State.UNREAD
     assert sampled(("F32", table), ("F32", table), known=True) == Identical(by="file hash")
     small = matrix("F16", 4, 8)
     assert sampled(("F16", small), ("F16", bump(small))) == OtherSample(((0, 64),))
     assert sampled(("F32", table), ("F32", np.zeros((0, 64), "<u4"))) == Empty()
     assert sampled(("F32", table), ("I32", table)) == Unread(reason=f"the types differ: {HINT}")
     wide = matrix("F32", 8, 4)
-    assert sampled(("F32", wide), ("F32", wide.T.copy())) == Unread(reason=f"one may be the other transposed: {HINT}")
+    assert sampled(("F32", wide), ("F32", wide.T.copy())) == Unread(reason=f"one may be the changed transposed: {HINT}")
     assert sampled(("F32", wide), ("F32", matrix("F32", 9, 4))) == OtherShape((9, 4), (8, 4))
     nothing = np.zeros((0, 4), "<u4")
     assert sampled(("F32", nothing), ("F32", nothing)) == Unread(reason=f"samples cannot prove a relation here: {HINT}")
