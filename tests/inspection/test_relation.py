@@ -577,8 +577,8 @@ def test_rows_that_differ_without_numpy(dtype: str, changes: dict[tuple[int, int
     """They are counted by their bytes, and the first of them is measured."""
     values = np.ones((12, 32))
     changed = values.copy()
-    for place, number in changes.items():
-        changed[place] = number
+    for spot, number in changes.items():
+        changed[spot] = number
     assert relation((dtype, bits_of(values, dtype)), (dtype, bits_of(changed, dtype))) == OtherBytes(reason)
 
 
@@ -621,7 +621,7 @@ def test_what_a_sample_proves() -> None:
     assert sampled(("F32", table), ("F32", np.zeros((0, 64), "<u4"))) == Empty()
     assert sampled(("F32", table), ("I32", table)) == Unread(reason=f"the types differ: {HINT}")
     wide = matrix("F32", 8, 4)
-    assert sampled(("F32", wide), ("F32", wide.T.copy())) == Unread(reason=f"one may be the changed transposed: {HINT}")
+    assert sampled(("F32", wide), ("F32", wide.T.copy())) == Unread(reason=f"one may be the other transposed: {HINT}")
     assert sampled(("F32", wide), ("F32", matrix("F32", 9, 4))) == OtherShape((9, 4), (8, 4))
     nothing = np.zeros((0, 4), "<u4")
     assert sampled(("F32", nothing), ("F32", nothing)) == Unread(reason=f"samples cannot prove a relation here: {HINT}")
