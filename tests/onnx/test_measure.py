@@ -219,6 +219,14 @@ def test_ids_of_a_file(name: str, tmp_path: Path) -> None:
     np.save(path, ids) if name.endswith("npy") else path.write_text(json.dumps(ids.tolist()))
     assert read_tokens(str(path), "", 20, 8).ids.tolist() == [[*range(8)], [*range(8, 16)]]
     assert read_tokens(str(path), "", 20, 20).ids.shape == (1, 20)
+    assert [read_tokens(str(path), "", 20, longest).predicted for longest in (8, 20)] == [2 * 7, 19]
+    many = np.arange(300) % 20
+    np.save(path, many) if name.endswith("npy") else path.write_text(json.dumps(many.tolist()))
+    assert read_tokens(str(path), "", 20, 64).ids.flatten().tolist() == many[:256].tolist()
+    path.write_bytes(b"")
+    with pytest.raises(UnreadableError, match="cannot be read as tokens"):
+        read_tokens(str(path), "", 20, 8)
+    np.save(path, ids) if name.endswith("npy") else path.write_text(json.dumps(ids.tolist()))
     for rows, longest, why in ((19, 8, "holds the id 19"), (20, 21, "holds 20 tokens, but at least 21 are needed")):
         with pytest.raises(UnreadableError, match=why):
             read_tokens(str(path), "", rows, longest)

@@ -169,19 +169,6 @@ def test_a_fault_of_the_graph_is_not_hidden_by_the_loss(tmp_path: Path) -> None:
     assert not {"quantised_weights", "kl", "top1", "perplexity"} & failed
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".json"])
-def test_perplexity_on_given_tokens(tmp_path: Path, suffix: str) -> None:
-    """Token ids of the user, in windows of at most the model's length."""
-    from tieconv.onnx.parity.validate import read_tokens
-
-    path = tmp_path / f"ids{suffix}"
-    ids = np.random.default_rng(0).integers(0, V, 300)
-    np.save(path, ids) if suffix == ".npy" else path.write_text(json.dumps(ids.tolist()))
-    tokens = read_tokens(str(path), str(MODEL), V, 64)
-    assert tuple(tokens.ids.shape) == (4, 64) and tokens.ids.flatten().tolist() == ids[:256].tolist()
-    assert tokens.predicted == 4 * 63
-
-
 @pytest.mark.parametrize(("ids", "why"), [([1] * 9, "holds 9 tokens, but at least 64"), ([V] * 99, "holds the id 88")])
 def test_unusable_tokens_are_refused(tmp_path: Path, ids: list[int], why: str) -> None:
     """The error names the file and what is wrong with it."""
