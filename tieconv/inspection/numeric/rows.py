@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 from math import ceil, frexp, inf, isfinite, ldexp, log10, sqrt
 
 import numpy as np
@@ -222,8 +221,8 @@ def _finite(value: float) -> float | None:
 
 # Decide whether one float tensor is a multiple of another one.
 #
-# Each pair of finite values bounds the possible factors. The samples' bounds refute most pairs and suggest a factor.
-# Only a pass over every element with that factor proves it.
+# Each pair of finite values bounds the possible factors. The bounds of a sample refute most pairs and suggest a factor.
+# Only a pass over every element with that factor proves it. If that fails, every element bounds the factor.
 @record
 class Scaling:
     """``right`` = ``factor`` * ``left`` of ``pair``, rounded; off by at most ``max_ulp`` (0 or 1)."""
@@ -243,102 +242,61 @@ def scaling(pair: Pair) -> Scaling | None:
     """Return the factor between the sides of the pair, with ``Scaling.pair`` as its orientation.
 
     Exact claims precede those within one ulp, ``left`` * factor precedes ``right`` * factor. ``None`` if no factor was
-    proved, or if 1 fits too. Raises what the reader raises.
+    proved, or if 1 fits a sample too. Raises what the reader raises.
     """
-    sides = [(side, _first_bounds(side)) for side in (pair, pair.reversed())]
+    sides = [(side, factor_bounds(*side.sample(), *side.formats)) for side in (pair, pair.reversed())]
     if any(bounds.informative and 1 in bounds.close for _, bounds in sides):
         return None
     close = None
     for side, bounds in sides:
-        close = _fit(side, bounds, close)
+        close = close if bounds.refuted else _fit(side, bounds, close)
         if close and close.exact:
             break
     return close
 
 
-def _first_bounds(pair: Pair) -> Bounds:
-    """Return bounds from the sample or, if it holds only zeros, from the first piece that bounds anything."""
-    bounds = factor_bounds(*pair.sample(), *pair.formats)
-    if bounds.informative:
-        return bounds
-    every = (factor_bounds(left, right, *pair.formats) for left, right in pair.pieces())
-    return next((candidate for candidate in every if candidate.informative), Bounds())
-
-
 def _fit(pair: Pair, bounds: Bounds, close: Scaling | None) -> Scaling | None:
-    """Return an exact proof, else ``close``, else the first proof within one ulp.
+    """Return an exact proof, else ``close``, else the proof of a factor within one ulp.
 
-    A pass refutes a factor by elements that bound the next one. The first factor that fails on one side of the truth
-    brings the bound of every element to that side. The first on the other side does so there: few passes decide any
-    pair.
+    The bounds of the sample suggest a factor, then those of every element.
     """
-    tried: set[float] = set()
-    for _ in range(TRIES):
-        wanted = replace(bounds, close=bounds.exact) if close else bounds
-        chosen: dict[float, None] = {}
-        for interval in (wanted.exact, wanted.close):
-            if interval.possible and isfinite(interval.low) and isfinite(interval.high):
-                chosen.update(dict.fromkeys(_likely(interval, pair.left.shape)))
-        usable = (factor for factor in chosen if factor not in (0, 1) and isfinite(factor) and isfinite(1 / factor))
-        factor = next((candidate for candidate in islice(usable, TRIES) if candidate not in tried), None)
-        if factor is None or not bounds.admissible:
-            break
-        tried.add(factor)
-        claim, bounds = _prove(pair, factor, bounds, exact_only=close is not None)
-        if claim and claim.exact:
-            return claim
-        close = close or claim
-    return close
-
-
-def _prove(pair: Pair, factor: float, bounds: Bounds, *, exact_only: bool) -> tuple[Scaling | None, Bounds]:
-    """Compare every element with the rounded product, and tighten ``bounds`` by those that differ.
-
-    No claim if one is off by more than one ulp. The pass ends early if no other factor can do better.
-    """
-    times = _Multiplier(pair.formats, factor)
-    claim: Scaling | None = Scaling(pair, factor, 0, True)
+    claim = _proof_within(pair, bounds)
+    if claim and claim.exact:
+        return claim
+    close = close or claim
     for left, right in pair.pieces():
-        expected = times(left)
+        bounds &= factor_bounds(left, right, *pair.formats)
+        if bounds.refuted or (close and not bounds.exact.possible):
+            return close
+    claim = _proof_within(pair, bounds)
+    return claim if claim and claim.exact else close or claim
+
+
+def _proof_within(pair: Pair, bounds: Bounds) -> Scaling | None:
+    """Return the proof of a factor within the bounds, preferably within those of exact factors."""
+    interval = bounds.exact if bounds.exact.possible else bounds.close
+    if not (isfinite(interval.low) and isfinite(interval.high)):
+        return None
+    # At an end of the interval a product may round the other way, but not in the middle.
+    factors = (_likely(interval, pair.left.shape), _middle(interval))
+    claims = (_prove(pair, factor) for factor in factors if isfinite(1 / factor))
+    return next((claim for claim in claims if claim), None)
+
+
+def _prove(pair: Pair, factor: float) -> Scaling | None:
+    """Compare every element with the rounded product; no claim if one is off by more than one ulp."""
+    source, target = pair.formats
+    max_ulp, exact = 0, True
+    for left, right in pair.pieces():
+        with np.errstate(all="ignore"):
+            expected = encode(decode(left, source).astype("<f8") * factor, target)
         if np.array_equal(expected, right):
             continue
-        off = _misses(expected, right, pair.formats[1])
-        if off is None:
-            return None, Bounds(NONE, NONE)
-        most = int(off.max())
-        claim = replace(claim, max_ulp=max(claim.max_ulp, most), exact=False) if claim and most <= 1 else None
-        bounds &= _refutation(expected, left, right, off, bounds, pair.formats)
-        if not bounds.admissible or (exact_only and not bounds.exact.possible):
-            return None, bounds
-    return claim, bounds
-
-
-def _refutation(
-    expected: Array, left: Array, right: Array, off: Array, bounds: Bounds, formats: tuple[Format, Format]
-) -> Bounds:
-    """Return what the elements that a factor missed imply for other factors."""
-    if bounds.exact.possible and (off[expected != right] == 0).any():
-        bounds = replace(bounds, exact=NONE)  # the sign of a zero or a NaN's bits: the same with any factor
-    # An element off by one ulp adds nothing once no factor is exact.
-    telling = off > (0 if bounds.exact.possible else 1)
-    return bounds & factor_bounds(left[telling], right[telling], *formats)
-
-
-class _Multiplier:
-    """The bits of factor * value, rounded; by table for the 65,536 values of a type of 16 bits."""
-
-    def __init__(self, formats: tuple[Format, Format], factor: float) -> None:
-        self.formats, self.factor = formats, factor
-        narrow = formats[0].width == 2
-        self.table = self._product(np.arange(2**16, dtype="<u2")) if narrow else None
-
-    def __call__(self, bits: Array) -> Array:
-        return self._product(bits) if self.table is None else self.table[bits]
-
-    def _product(self, bits: Array) -> Array:
-        source, target = self.formats
-        with np.errstate(all="ignore"):
-            return encode(decode(bits, source).astype("<f8") * self.factor, target)
+        off = _misses(expected, right, target)
+        if off is None or off.max() > 1:
+            return None
+        max_ulp, exact = max(max_ulp, int(off.max())), False
+    return Scaling(pair, factor, max_ulp, exact)
 
 
 def _misses(expected: Array, actual: Array, form: Format) -> Array | None:
@@ -392,9 +350,9 @@ class Bounds:
         return self.close != ANY
 
     @property
-    def admissible(self) -> bool:
-        """Whether a factor may exist that keeps something (not 0) and changes something (not 1)."""
-        return self.informative and self.close.possible and 0 not in self.close and 1 not in self.close
+    def refuted(self) -> bool:
+        """Whether no factor is left that keeps something (not 0) and changes something (not 1)."""
+        return self.informative and (not self.close.possible or 0 in self.close or 1 in self.close)
 
 
 def factor_bounds(left: Array, right: Array, source: Format, target: Format) -> Bounds:
@@ -434,22 +392,16 @@ def _value(steps: Array, form: Format) -> Array:
     return values
 
 
-TRIES = 4
-"""Factors of each side that a pass over every element tries."""
-
-
-def _likely(interval: Interval, shape: tuple[int, ...]) -> Iterator[float]:
-    """Yield a power of two, a rounded root of the width, the shortest numbers and the middle."""
+def _likely(interval: Interval, shape: tuple[int, ...]) -> float:
+    """Return a power of two, a rounded root of the width, or else the shortest number."""
     sign = -1.0 if interval.high < 0 else 1.0
     low, high = sorted((abs(interval.low), abs(interval.high)))
     inside = Interval(low, high)
     # The least power of two that is at least ``low`` (positive).
     mantissa, exponent = frexp(low)
     named = [ldexp(0.5, exponent if mantissa == 0.5 else min(exponent + 1, 1024)), *_roots(shape[-1] if shape else 1)]
-    plain = sorted((_shortest_decimal(inside), _shortest_binary(inside)))
-    yield from (sign * factor for factor in named if factor in inside)
-    yield from (sign * factor for _, factor in plain)
-    yield sign * _middle(inside)
+    shortest = min(_shortest_decimal(inside), _shortest_binary(inside))[1]
+    return sign * next((factor for factor in named if factor in inside), shortest)
 
 
 def _roots(width: int) -> list[float]:
