@@ -246,7 +246,7 @@ def _reports() -> Iterator[tuple[str, Draw]]:
 
 _MODELS = ROOT / "fixtures" / "models"
 _COMMANDS = (
-    ("inspect --consumers", "llama-diverged", "t5", "qwen2-vl", "gpt2-unprefixed", "llama-headless-config"),
+    ("inspect", "llama-diverged", "t5", "qwen2-vl", "gpt2-unprefixed", "llama-headless-config"),
     ("inspect --depth full", "bart", "llama-untied-sharded", "../exported/merged-gpt2", "../exported/genai-qwen2-int4"),
     ("retie --dry-run", "llama-duplicated", "bart", "llama-diverged"),
     ("untie --bias zero --dry-run", "llama-tied-sharded", "t5", "bert-mlm"),
