@@ -26,8 +26,8 @@ Tensors = dict[str, Any]
 Change = Callable[[Tensors], object]
 
 
-def faults(start: str, beside: list[str]) -> Iterator[tuple[str, Change]]:
-    """Yield what happens to a list of layers: the last one goes, it comes twice, or what is beside them goes."""
+def faults(start: str, beside: list[str], inside: list[str]) -> Iterator[tuple[str, Change]]:
+    """Yield what happens to a list of layers: the last one goes, it comes twice, or what is beside or in them goes."""
 
     def last(tensors: Tensors) -> tuple[int, list[str]]:
         numbers = {int(found[1]) for name in tensors if (found := re.match(rf"{re.escape(start)}(\d+)\.", name))}
@@ -46,8 +46,11 @@ def faults(start: str, beside: list[str]) -> Iterator[tuple[str, Change]]:
     yield f"without the last of {start}", drop
     yield f"one more of {start}", repeat
     parent = start[: start.rstrip(".").rfind(".") + 1]
-    for name in beside[:1]:
-        yield f"without {parent}{name}", lambda tensors, name=f"{parent}{name}": tensors.pop(name, None)
+    norms = [leaf for leaf in inside if "norm" in leaf or "ln_" in leaf]
+    matrices = [leaf for leaf in inside if leaf not in norms]
+    within = [f"{start}1.{leaf}" for leaf in (*norms[:1], *matrices[:1])]
+    for name in [*(f"{parent}{leaf}" for leaf in beside[:1]), *within]:
+        yield f"without {name}", lambda tensors, name=name: tensors.pop(name, None)
 
 
 def main(loader: str, python: str, spec: str, *classes: str) -> int:
@@ -57,7 +60,7 @@ def main(loader: str, python: str, spec: str, *classes: str) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = checkpoints.base(kind, Path(folder))
             cell = Cell(kind, (True,) * checkpoints.levels(made.family), "equal")
-            every = [fault for start, _, _, beside in layer_lists(made.family) for fault in faults(start, beside)]
+            every = [fault for start, _, _, *known in layer_lists(made.family) for fault in faults(start, *known)]
             for number, (title, change) in enumerate([("whole", lambda tensors: None), *every]):
                 model = checkpoints.write(cell, made, Path(folder) / str(number))
                 tensors = load_file(model / "model.safetensors")

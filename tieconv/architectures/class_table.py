@@ -79,11 +79,11 @@ def composites() -> Mapping[str, Any]:
     return header
 
 
-def layer_lists(family: Family) -> Iterable[tuple[str, str, bool, list[str]]]:
-    """Return the lists of layers of a class: start, key of their number, likeness, and the parameters beside them.
+def layer_lists(family: Family) -> Iterable[tuple[str, str, bool, list[str], list[str]]]:
+    """Return the lists of layers of a class: start, key of the number, likeness, what is beside and in each.
 
-    Layers are alike if the default config gives all of them the same tensors. The parameters beside them, in the same
-    module, are those that no Boolean and no 0 of the config removes. Empty if nothing was measured
+    Layers are alike if the default config gives all of them the same tensors. The parameters are those that no value of
+    the config removed. Those beside the layers are in the same module. Empty if nothing was measured
     (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
     is_own = (record(5, family.architecture) or {}).get("type") == family.model_type

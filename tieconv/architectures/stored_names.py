@@ -147,26 +147,32 @@ _MOST_LAYERS, _LEAST_TENSORS = 10_000, 4  # a file with fewer tensors in each la
 def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
     """Yield how it is known that something is missing in or beside a list of layers, and its names.
 
-    That is the layers without a tensor. If all are stored, it is what a single layer lacks, in a class whose layers are
-    alike. Beside the layers it is a parameter that the class has with every config, such as the last norm. A list is
-    not compared if no layer of it is stored: the file may use other names.
+    That is the layers without a tensor. If all are stored, it is a parameter that the class always has in each layer.
+    In a class whose layers are alike, it is also what a single layer lacks. Beside the layers it is such a parameter
+    too, for example the last norm. A list is not compared if no layer of it is stored: the file may use other names.
     """
     checkpoint = inspection.checkpoint
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
-    for counted, total, begin, layers, (alike, beside) in _stored_lists(inspection):
+    for counted, total, begin, layers, (alike, beside, inside) in _stored_lists(inspection):
         parent = begin[: begin.rstrip(".").rfind(".") + 1]
         lacking = [f"{parent}{name}" for name in beside if f"{parent}{name}" not in layers[""]]
         if lacking:  # a module with other parts is quantised, adapted, or has old names
             parted = {name.rpartition(".")[0] for name in layers[""] if not name.endswith((".weight", ".bias"))}
             lacking = [name for name in lacking if name.rpartition(".")[0] not in parted]
         if lacking:
-            yield f"{inspection.family.architecture} always has {'it' if len(lacking) == 1 else 'them'}", lacking
+            yield _always(inspection.family, lacking), lacking
         numbers = [str(number) for number in range(total)]
         absent = [begin + number for number in numbers if number not in layers]
         kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
         if absent:
             yield f"the config says {counted}", absent
-        elif alike and not quantised and len(kinds) == 2 and total > 2:
+            continue
+        if quantised:
+            continue
+        lacking = _inside_layers(begin, {number: layers[number] for number in numbers}, inside)
+        if lacking:
+            yield _always(inspection.family, lacking), lacking
+        elif alike and len(kinds) == 2 and total > 2:
             small, large = sorted(kinds, key=len)
             more = large - small if small < large and kinds[small] == 1 else ()
             # A scale, a buffer, an adapter or a bias that somebody added to a layer is not the class's.
@@ -179,13 +185,55 @@ def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
                 yield f"the other {total - 1} layers have {'it' if len(lacking) == 1 else 'them'}", lacking
 
 
+def _always(family: Family, names: Collection[str]) -> str:
+    return f"{family.architecture} always has {'it' if len(names) == 1 else 'them'}"
+
+
+_MOST_OF_A_LAYER = 0.75
+"""Share of the class's parameters of a layer, from which on a list has the names of the class."""
+
+
+def _inside_layers(begin: str, layers: Mapping[str, Collection[str]], inside: Collection[str]) -> list[str]:
+    """Return what the layers lack of the parameters that the class has ``inside`` each of them."""
+    stored = sum(leaf in names for names in layers.values() for leaf in inside)
+    if stored < _MOST_OF_A_LAYER * len(layers) * len(inside):
+        return []
+    lacking = []
+    for leaf in inside:
+        beside = [names for names in layers.values() if leaf in names]
+        if len(beside) < len(layers):
+            known = {*inside, *(name for names in beside for name in names)}
+            without = [number for number, names in layers.items() if leaf not in names]
+            lacking += [f"{begin}{n}.{leaf}" for n in without if not _has_replacement(leaf, layers[n], known)]
+    return lacking
+
+
+def _has_replacement(leaf: str, names: Collection[str], known: Collection[str]) -> bool:
+    """Return whether a layer may have the parameter under another name: fused, adapted, or of another variant.
+
+    ``known`` are names that a layer may have beside it.
+    """
+    module = leaf.rpartition(".")[0]
+    known = {*known, f"{module}.weight", f"{module}.bias"}
+    if any(name.startswith(f"{module}.") and name not in known for name in names):
+        return True
+    modules = {name.rpartition(".")[0] for name in known}
+    strange = [name.rpartition(".")[0] for name in names if name.rpartition(".")[0] not in modules]
+    parent = module.rpartition(".")[0]
+    if not parent or any(name.startswith(f"{parent}.") for name in names):
+        return any(name.rpartition(".")[0] == parent for name in strange)
+    while parent and not any(name.startswith(f"{parent}.") for name in names):
+        parent = parent.rpartition(".")[0]
+    return any(name.startswith(parent) for name in strange)
+
+
 _MORE_TOKENS = re.compile("nextn|mtp|eh_proj|hnorm|shared_head")
 """Keys of a config, and modules of a layer, for the prediction of several tokens. Its layers follow the last one."""
 
 
 def surplus_layers(inspection: Inspection) -> Iterator[tuple[str, list[str], bool]]:
     """Yield the config's number of layers, the stored layers that it does not count, and whether layers are alike."""
-    for counted, total, begin, layers, (alike, _) in _stored_lists(inspection):
+    for counted, total, begin, layers, (alike, *_) in _stored_lists(inspection):
         surplus = sorted({int(number) for number in layers if _NUMBER.fullmatch(number)} - {*range(total)})
         words = [*inspection.checkpoint.config_values, *(leaf for number in surplus for leaf in layers[str(number)])]
         if surplus and not any(map(_MORE_TOKENS.search, words)):
@@ -197,7 +245,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,3}")
 
 def _stored_lists(
     inspection: Inspection,
-) -> Iterator[tuple[str, int, str, dict[str, Collection[str]], tuple[bool, list[str]]]]:
+) -> Iterator[tuple[str, int, str, dict[str, Collection[str]], tuple[bool, list[str], list[str]]]]:
     """Yield each stored list of layers: the config's number in words, the number, and the start of its names.
 
     The names in each layer follow, with all names under ``""``, and what `layer_lists` knows about the list.
@@ -206,20 +254,19 @@ def _stored_lists(
     names: Collection[str] = checkpoint.tensors
     if checkpoint.unread:
         names = {*names, *weight_map(checkpoint.index)}
-    for start, key, alike, beside in layer_lists(family):
+    for start, key, alike, beside, inside in layer_lists(family):
         level, _, name_of_total = key.rpartition(".")
         total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)
         if type(total) is not int or not 0 < total <= _MOST_LAYERS:
             continue
         for begin in (start, start.removeprefix(f"{family.prefix}.")):
             layers: dict[str, set[str]] = {}
-            for name in names:
-                if name.startswith(begin):
-                    number, _, leaf = name[len(begin) :].partition(".")
-                    layers.setdefault(number, set()).add(leaf)
+            for name in [name for name in names if name.startswith(begin)]:
+                number, _, leaf = name[len(begin) :].partition(".")
+                layers.setdefault(number, set()).add(leaf)
             stored = [layers[str(number)] for number in range(total) if str(number) in layers]
             if stored and max(map(len, layers.values())) >= _LEAST_TENSORS:
-                yield f"{count(total, 'layer')} ({key})", total, begin, {**layers, "": names}, (alike, beside)
+                yield f"{count(total, 'layer')} ({key})", total, begin, {**layers, "": names}, (alike, beside, inside)
                 break
 
 

@@ -224,12 +224,14 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
-    If the class gives all layers the same tensors, it also reports the weights that a single layer lacks. Their biases
-    count too. Of two layers it cannot tell. It also looks for the parameters beside the layers that the class has with
-    every config. An example is the last norm. It compares no values.
+    It also looks for the parameters that the class has in each layer, or beside the layers, with every config. Examples are
+    the matrices of the attention and the last norm. Some classes give all layers the same tensors. For these it also
+    reports the weights and biases that a single layer lacks, such as an expert. It compares no values.
 
     The class must be in the table, and the stored layers must have its names. It does not compare layers of fewer than four
-    tensors. In a quantised model it only looks for whole layers.
+    tensors. It compares the layers with the class if they have three quarters of its parameters. A fused matrix, or another
+    module that the class lacks, may hold the parameter: then the rule makes no claim. In a quantised model it only looks
+    for whole layers.
 
     ## Why it matters
     transformers fills missing tensors with untrained values and only prints a load report. mlx-lm and llama.cpp fail. vLLM
