@@ -240,6 +240,7 @@ def _reports() -> Iterator[tuple[str, Draw]]:
         yield f"parity-{verdict}", _twice(parity_text.render_parity, make)
         yield f"parity-{verdict}-page", lambda make=make: parity_page.render(make())
     yield "dedup", _twice(plan_text.render_proofs, graph_outcome)
+    yield "dedup-plan", _twice(plan_text.render, graph_outcome)
     yield "export", _exported
     yield "push", lambda: "\n".join(plan_text.render_push(push_plan(hidden)) for hidden in (0, 20, 23))
 
