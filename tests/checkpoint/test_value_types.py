@@ -19,7 +19,6 @@ from tieconv.checkpoint.value_type import Printed, record
 COMPILED = {
     # Half a million of them may exist, one a tensor: a compiled __init__ takes 0.6 µs, a record's 2 µs.
     "formats/torch/state_dict.py": {"SavedTensor", "Placed"},
-    "execute/file_layout.py": {"Piece"},
     "formats/json_text.py": {"_Entry"},
     "comparison/pair.py": {"Source"},
 }

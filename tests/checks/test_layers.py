@@ -220,6 +220,11 @@ INSIDE: dict[str, tuple[Config, Tensors, list[str]]] = {
         {name: tensor for name, tensor in LLAMA_WHOLE.items() if "o_proj" not in name},
         [f"model.layers.{number}.self_attn.o_proj.weight" for number in range(4)],
     ),
+    "norms and biases that no layer has": (
+        FOUR,
+        {name: tensor for name, tensor in LLAMA_WHOLE.items() if "post_attention_layernorm" not in name},
+        [],
+    ),
     "a whole module": (
         FOUR,
         without(LLAMA_WHOLE, SECOND_LAYER + "mlp."),

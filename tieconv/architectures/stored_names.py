@@ -189,6 +189,7 @@ def _always(family: Family, names: Collection[str]) -> str:
     return f"{family.architecture} always has {'it' if len(names) == 1 else 'them'}"
 
 
+_NORM_OR_BIAS = re.compile(r"norm|\bln|\.bias$")
 _MOST_OF_A_LAYER = 0.75
 """Share of the class's parameters of a layer, from which on a list has the names of the class."""
 
@@ -201,7 +202,8 @@ def _inside_layers(begin: str, layers: Mapping[str, Collection[str]], inside: Co
     lacking = []
     for leaf in inside:
         beside = [names for names in layers.values() if leaf in names]
-        if len(beside) < len(layers):
+        # A class of the same name may have no such norms or biases. Then no layer has them.
+        if len(beside) < len(layers) and (beside or not _NORM_OR_BIAS.search(leaf)):
             known = {*inside, *(name for names in beside for name in names)}
             without = [number for number, names in layers.items() if leaf not in names]
             lacking += [f"{begin}{n}.{leaf}" for n in without if not _has_replacement(leaf, layers[n], known)]

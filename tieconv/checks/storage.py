@@ -230,8 +230,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     The class must be in the table, and the stored layers must have its names. It does not compare layers of fewer than four
     tensors. It compares the layers with the class if they have three quarters of its parameters. A fused matrix, or another
-    module that the class lacks, may hold the parameter: then the rule makes no claim. In a quantised model it only looks
-    for whole layers.
+    module that the class lacks, may hold the parameter: then the rule makes no claim. It reports a norm or a bias only if
+    another layer has it. In a quantised model it only looks for whole layers.
 
     ## Why it matters
     transformers fills missing tensors with untrained values and only prints a load report. mlx-lm and llama.cpp fail. vLLM
