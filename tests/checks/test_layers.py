@@ -289,6 +289,65 @@ def test_what_a_layer_lacks_of_its_class(name: str, tmp_path: Path) -> None:
     assert all("always has" in finding.message for finding in listed)
 
 
+MIXTRAL: Config = {
+    **FOUR,
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_hidden_layers": 2,
+    "num_local_experts": 3,
+}
+EXPERTS = {
+    f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w{number}.weight": matrix()
+    for layer in range(2)
+    for expert in range(3)
+    for number in (1, 2, 3)
+}
+MOE_WHOLE = {**llama(), **NORM, **layers(range(2)), **EXPERTS}
+SECOND_EXPERTS = "model.layers.1.block_sparse_moe.experts."
+FAILS = "transformers 5 fails to load the model. transformers 4 fills"
+MISSING_EXPERTS: dict[str, tuple[Config, Tensors, str]] = {
+    "whole": (MIXTRAL, MOE_WHOLE, ""),
+    "the last one of each layer": (
+        MIXTRAL,
+        {name: tensor for name, tensor in MOE_WHOLE.items() if "experts.2." not in name},
+        f"{SECOND_EXPERTS.replace('1', '0')}2 and {SECOND_EXPERTS}2 are not stored, "
+        "but the config says 3 experts (num_local_experts). "
+        f"{FAILS} them with untrained values.",
+    ),
+    "one of one layer, without the number": (
+        without(MIXTRAL, "num_local_experts"),
+        without(MOE_WHOLE, f"{SECOND_EXPERTS}1."),
+        f"{SECOND_EXPERTS}1 is not stored, but experts with higher numbers are. {FAILS} it with untrained values.",
+    ),
+    "one matrix": (
+        MIXTRAL,
+        without(MOE_WHOLE, f"{SECOND_EXPERTS}1.w2"),
+        f"{SECOND_EXPERTS}1.w2.weight is not stored, but the other experts have it. {FAILS} it with untrained values.",
+    ),
+    "one of a quantised model": (
+        {**MIXTRAL, "quantization_config": {"quant_method": "fp8"}},
+        without(MOE_WHOLE, f"{SECOND_EXPERTS}1.", f"{SECOND_EXPERTS}0.w2"),
+        f"{SECOND_EXPERTS}1 is not stored, but the config says 3 experts (num_local_experts). "
+        f"{FAILS} it with untrained values.",
+    ),
+    "an adapted one": (
+        MIXTRAL,
+        {**without(MOE_WHOLE, f"{SECOND_EXPERTS}1.w2"), f"{SECOND_EXPERTS}1.w2.base_layer.weight": matrix()},
+        "",
+    ),
+    "a list of numbers": ({**MIXTRAL, "num_local_experts": [3, 4]}, MOE_WHOLE, ""),
+    "a layer without experts": (MIXTRAL, without(MOE_WHOLE, SECOND_EXPERTS), ""),
+}
+
+
+@pytest.mark.parametrize("name", MISSING_EXPERTS)
+def test_experts(name: str, tmp_path: Path) -> None:
+    """As transformers 5.23.0 and 4.57.6 do with a Mixtral, a Qwen3-MoE and a DeepSeek-V3."""
+    config, tensors, message = MISSING_EXPERTS[name]
+    findings = api.inspect(save(tmp_path / "model", config, tensors)).findings
+    assert [finding.message for finding in findings if finding.rule == "STO006"] == [message] * bool(message)
+
+
 NEXTN = {"model.layers.4.eh_proj.weight": matrix()}
 SURPLUS: dict[str, tuple[Config, Tensors, str]] = {
     "whole": (FOUR, WHOLE, ""),

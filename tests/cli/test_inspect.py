@@ -56,6 +56,18 @@ def test_a_tied_model_names_its_absent_head(models: Path) -> None:
     assert document["config"]["declared"] == [{"path": "tie_word_embeddings", "value": True, "present": True}]
 
 
+@pytest.mark.parametrize("command", ["inspect", "check", "untie"])
+def test_a_mistyped_embedding(models: Path, command: str) -> None:
+    """It is no finding about the model, and the closest name is offered; the head of a tied model may be absent."""
+    model = models / "llama-tied"
+    result = run(f"{command} --embed model.embed_token.weight", model)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith(
+        "stores no tensor model.embed_token.weight\nhint: did you mean model.embed_tokens.weight?\n"
+    )
+    ok("inspect --embed model.embed_tokens.weight --head lm_head.weight", model)
+
+
 def test_an_equal_copy_costs_bytes(models: Path) -> None:
     """A stored copy is proved identical, counted once in the unique bytes, and has a next command."""
     document = json.loads(ok("inspect --json", models / "llama-duplicated").stdout)

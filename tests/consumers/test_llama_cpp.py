@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tieconv as api
+from fixtures.gguf_bytes import F32, gguf
 from tests.checks.fixtures.model import Config, Tensors, flagged, llama, matrix, save, save_shards, vector, with_row
 from tieconv.loaders import release_tables
 
@@ -169,3 +170,17 @@ def test_the_tables_cover_the_registry() -> None:
     lists = [name for entry in tables.values() if isinstance(entry, list) for name in entry]
     assert len(lists) == len(set(lists)) > 250
     assert len(tables["registered"]) < 150
+
+
+@pytest.mark.parametrize(("architecture", "reported"), [("phi2", True), ("llama", False), ("nobody", False)])
+def test_a_gguf_file_without_the_output_that_its_architecture_needs(
+    architecture: str, reported: bool, tmp_path: Path
+) -> None:
+    """No loader has to be asked for: llama.cpp reads these files."""
+    path, table = tmp_path / "model.gguf", matrix(8, 32).tobytes()
+    for stored in (["token_embd.weight"], ["token_embd.weight", "output.weight"]):
+        tensors = [(name, (8, 32), F32, table) for name in stored]
+        path.write_bytes(gguf(tensors, {"general.architecture": architecture}))
+        messages = [finding.message for finding in api.inspect(path).findings if finding.rule == "TIE003"]
+        assert len(messages) == (reported and len(stored) == 1)
+        assert all(f"llama.cpp needs it of the architecture {architecture}." in message for message in messages)

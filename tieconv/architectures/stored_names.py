@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures.class_table import exceptions, layer_lists
-from tieconv.architectures.effective_flag import nested
+from tieconv.architectures.effective_flag import nested, text_config
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import weight_map
@@ -167,12 +167,15 @@ def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
         if absent:
             yield f"the config says {counted}", absent
             continue
+        within = {number: layers[number] for number in numbers}
+        experts = [*_missing_experts(inspection, begin, within, quantised)]
+        yield from experts
         if quantised:
             continue
-        lacking = _inside_layers(begin, {number: layers[number] for number in numbers}, inside)
+        lacking = _inside_layers(begin, within, inside)
         if lacking:
             yield _always(inspection.family, lacking), lacking
-        elif alike and len(kinds) == 2 and total > 2:
+        elif not experts and alike and len(kinds) == 2 and total > 2:
             small, large = sorted(kinds, key=len)
             more = large - small if small < large and kinds[small] == 1 else ()
             # A scale, a buffer, an adapter or a bias that somebody added to a layer is not the class's.
@@ -187,6 +190,46 @@ def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
 
 def _always(family: Family, names: Collection[str]) -> str:
     return f"{family.architecture} always has {'it' if len(names) == 1 else 'them'}"
+
+
+EXPERT = re.compile(r"\bexperts\.[0-9]")
+"""Finds the name of an expert that is stored by itself."""
+_DIGITS = 5
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+def _missing_experts(
+    inspection: Inspection, begin: str, layers: Mapping[str, Collection[str]], quantised: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the experts that a layer with experts lacks, and the matrices that one of its experts lacks."""
+    config = text_config(inspection)
+    key = next((key for key in _EXPERT_COUNTS if type(config.get(key)) is int), "")
+    total = config.get(key)
+    assert total is None or isinstance(total, int)
+    absent, partial = list[str](), list[str]()
+    for number, names in layers.items():
+        experts: dict[str, dict[int, set[str]]] = {}
+        for name in names:
+            start, word, rest = name.partition("experts.")
+            index, _, leaf = rest.partition(".")
+            if word and index.isascii() and index.isdecimal() and len(index) < _DIGITS:
+                experts.setdefault(start + word, {}).setdefault(int(index), set()).add(leaf)
+        for start, stored in experts.items():
+            expected = range(min(total or 0, _MOST_LAYERS) or max(stored) + 1)
+            absent += [f"{begin}{number}.{start}{expert}" for expert in expected if expert not in stored]
+            shared = Counter(leaf for parts in stored.values() for leaf in parts)
+            leaves = {leaf for leaf, times in shared.items() if times > len(stored) / 2 and leaf.endswith(".weight")}
+            for expert, parts in stored.items() if not quantised else ():
+                # An expert with other parts is adapted, or has old names.
+                if parts < leaves:
+                    partial += [f"{begin}{number}.{start}{expert}.{leaf}" for leaf in sorted(leaves - parts)]
+    if absent:
+        yield (
+            f"the config says {count(total, 'expert')} ({key})" if total else "experts with higher numbers are",
+            absent,
+        )
+    if partial:
+        yield f"the other experts have {'it' if len(partial) == 1 else 'them'}", partial
 
 
 _NORM_OR_BIAS = re.compile(r"norm|\bln|\.bias$")

@@ -28,6 +28,8 @@ def missing_head(inspection: Inspection) -> Iterator[Finding]:
     Reports a missing output head if the config, or the default of the class, says untied. A head that is stored as
     quantised codes counts as stored.
 
+    It also reports a GGUF file without `output.weight` if llama.cpp needs it of the architecture.
+
     It is a note in a directory of sentence-transformers (`modules.json`), whose programs use no head.
 
     ## Why it matters
@@ -49,6 +51,9 @@ def missing_head(inspection: Inspection) -> Iterator[Finding]:
     this checkpoint does not contain it. Look in the checkpoint that the training saved.
     """
     # Yield at most one finding. TIE007 and TIE008 report heads that only some loaders tie.
+    if inspection.checkpoint.format == "gguf":
+        yield from _of_gguf(inspection)
+        return
     names = unexplained(inspection)
     if names and inspection.family.mlx_names and inspection.family.output_head:
         head_name = inspection.family.output_head
@@ -71,6 +76,20 @@ def missing_head(inspection: Inspection) -> Iterator[Finding]:
         yield _report(inspection, evidence.reference(tie), head.name, outcome.replace("transformers", "transformers 4"))
     elif tie in evidence.declared_untied(inspection) and not evidence.disputed(inspection):
         yield _report(inspection, evidence.reference(tie), head.name, outcome)
+
+
+def _of_gguf(inspection: Inspection) -> Iterator[Finding]:
+    """Yield the finding for a head that llama.cpp needs of the architecture."""
+    from tieconv.loaders.llama_cpp import load_error  # most models are not GGUF files
+
+    head = inspection.head.output_head
+    if head is not None and not head.stored and load_error(inspection.family.architecture, head.name, stored=False):
+        name = shown(inspection.family.architecture)
+        yield missing_head.finding(
+            f"{evidence.listed([head.name])} is missing, and llama.cpp needs it of the architecture {name}. It does not "
+            "load the file. Convert the model again from the checkpoint that has the head.",
+            (head.name,),
+        )
 
 
 def _beside_codes(inspection: Inspection) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.stored_names import missing_layers, surplus_layers
+from tieconv.architectures.stored_names import EXPERT, missing_layers, surplus_layers
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING, unlisted_parts
@@ -226,7 +226,7 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
     It also looks for the parameters that the class has in each layer, or beside the layers, with every config. Examples are
     the matrices of the attention and the last norm. Some classes give all layers the same tensors. For these it also
-    reports the weights and biases that a single layer lacks, such as an expert. It compares no values.
+    reports the weights and biases that a single layer lacks. It compares no values.
 
     The class must be in the table, and the stored layers must have its names. It does not compare layers of fewer than four
     tensors. It compares the layers with the class if they have three quarters of its parameters. A fused matrix, or another
@@ -253,6 +253,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
         return
     for reason, names in missing_layers(inspection):
         outcome = f"transformers fills {evidence.verb(names, 'it', 'them')} with untrained values"
+        if any(map(EXPERT.search, names)):
+            outcome = f"transformers 5 fails to load the model. {outcome.replace('transformers', 'transformers 4')}"
         if inspection.checkpoint.mlx:
             outcome = "mlx-lm fails to load the model"
         yield missing_layer.finding(

@@ -16,8 +16,8 @@ from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.quantised_matrix import LEAVES
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import FLOATS
-from tieconv.errors import UnreadableError
-from tieconv.text import shown
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.text import close, shown
 
 MAX_FLAGS = 1_000
 """Levels of a config that may declare the flag. Models with several parts have fewer than ten."""
@@ -135,6 +135,10 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         from tieconv.inspection.quantised.survey_quantised import logical_shapes  # most models are not quantised
 
         family = find(checkpoint.config_values, {**shapes, **logical_shapes(checkpoint)}, _shared_names(checkpoint))
+    if embed and not checkpoint.unread and not any(name.startswith(embed.removesuffix("weight")) for name in shapes):
+        similar = close(embed, shapes)
+        hint = f"did you mean {shown(similar[0])}?" if similar else "tieconv inspect lists the embedding that it found"
+        raise RefusedError(f"{shown(checkpoint.source)} stores no tensor {shown(embed)}", hint, "names.embed")
     if embed or head:
         family = with_names(family, embed, head)
     elif checkpoint.table:
@@ -151,9 +155,9 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
 def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     """Return family and config of a GGUF file: llama.cpp has no flag.
 
-    llama.cpp uses the token embedding as the head exactly if ``output.weight`` is absent. A file without token
-    embedding, such as a projector, ties nothing. Source: llama-model.cpp (``TENSOR_NOT_REQUIRED``, then
-    ``TENSOR_DUPLICATED``).
+    llama.cpp uses the token embedding as the head if ``output.weight`` is absent. Some architectures need it: TIE003
+    reports these. A file without token embedding, such as a projector, ties nothing. Source: llama-model.cpp
+    (``TENSOR_NOT_REQUIRED``, then ``TENSOR_DUPLICATED``).
     """
     metadata = checkpoint.files[0].metadata or {}
     architecture = metadata.get("general.architecture", "")
@@ -166,7 +170,7 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
         return headless, ConfigView(architecture, (), (), False, f"Untied: the file has no {_EMBEDDING}.")
     tied = _HEAD not in names
     why = (
-        f"Tied: llama.cpp uses {_EMBEDDING} as the head, because {_HEAD} is absent."
+        f"Tied: {_HEAD} is absent, and llama.cpp then uses {_EMBEDDING} as the head of most architectures."
         if tied
         else f"Untied: llama.cpp uses {_HEAD} as the head."
     )
