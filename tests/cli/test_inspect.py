@@ -68,6 +68,20 @@ def test_a_mistyped_embedding(models: Path, command: str) -> None:
     ok("inspect --embed model.embed_tokens.weight --head lm_head.weight", model)
 
 
+def test_a_head_that_differs_in_the_sign_of_zeros(tmp_path: Path) -> None:
+    """transformers 4.57 and 5.23 compare values, so they tie it. 5.0 does not compare."""
+    table = matrix()
+    table[3] = 0.0
+    head = np.where(table == 0, -table, table)
+    config = flagged({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8}, True)
+    model = save(tmp_path / "model", config, {"model.embed_tokens.weight": table, "lm_head.weight": head})
+    text = ok("inspect", model).stdout
+    assert text.startswith("Tied: lm_head.weight differs from the embedding only in the sign of zeros.")
+    assert "transformers 5.0 keeps both. transformers 4.57 and 5.23 tie them." in text
+    rows = {row.version: str(row.outcome) for row in api.inspect(model, consumers="transformers").consumers}
+    assert rows["5.x"] == rows["4.57"] == "tied" and rows["5.0"] == "untied"
+
+
 def test_an_equal_copy_costs_bytes(models: Path) -> None:
     """A stored copy is proved identical, counted once in the unique bytes, and has a next command."""
     document = json.loads(ok("inspect --json", models / "llama-duplicated").stdout)

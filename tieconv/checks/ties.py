@@ -289,6 +289,8 @@ def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Findin
 def _outcome(differing: list[Member]) -> str:
     if all(member.state is State.CAST for member in differing):
         return "Whether transformers ties them depends on the dtype that it loads them in."
+    if all(member.relation.sign_of_zero_only for member in differing):
+        return "transformers 5.0 keeps both. transformers 4.57 and 5.23 tie them."
     names = evidence.listed(member.name for member in differing)
     pronoun = "it" if len(differing) == 1 else "them"
     return f"transformers 4.57 ignores {names}. transformers 5 uses {pronoun}."

@@ -210,6 +210,9 @@ def effect(inspection: Inspection) -> str:
     head = _head_member(inspection) if inspection.config.effective else None
     if head is not None and head.state is State.UNREAD:
         return f"Unknown: {shown(head.name)} is stored, and tieconv did not compare it with the embedding."
+    if head is not None and head.relation.sign_of_zero_only:
+        name = shown(head.name)
+        return f"Tied: {name} differs from the embedding only in the sign of zeros. transformers 5.0 keeps both."
     if head is not None and head.state in _DIFFERENT:
         shape = inspection.checkpoint.tensors[head.name].shape
         turned = head.state is State.TRANSPOSED and shape != shape[::-1]
