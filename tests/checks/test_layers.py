@@ -348,6 +348,27 @@ def test_experts(name: str, tmp_path: Path) -> None:
     assert [finding.message for finding in findings if finding.rule == "STO006"] == [message] * bool(message)
 
 
+def test_experts_are_counted_by_the_config_of_their_list(tmp_path: Path) -> None:
+    """The talker of a Qwen3-Omni may have another number of experts than its text model."""
+
+    def part(experts: int, **more: Any) -> Config:
+        return {"text_config": {"num_hidden_layers": 2, "num_experts": experts, "vocab_size": 8}, **more}
+
+    config = {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "model_type": "qwen3_omni_moe",
+        "thinker_config": part(3, model_type="qwen3_omni_moe_thinker"),
+        "talker_config": part(2, model_type="qwen3_omni_moe_talker"),
+    }
+    tensors: Tensors = {"thinker.model.embed_tokens.weight": matrix(), "thinker.lm_head.weight": matrix(seed=1)}
+    for start, experts in (("thinker.model.layers.", 2), ("talker.model.layers.", 2)):
+        names = [f"{start}{n}.mlp.experts.{e}.up_proj.weight" for n in range(2) for e in range(experts)]
+        tensors = {**tensors, **layers(range(2), start), **{name: matrix() for name in names}}
+    findings = api.inspect(save(tmp_path / "model", config, tensors)).findings
+    listed = [finding.tensors for finding in findings if "experts" in finding.message]
+    assert listed == [("thinker.model.layers.0.mlp.experts.2", "thinker.model.layers.1.mlp.experts.2")]
+
+
 NEXTN = {"model.layers.4.eh_proj.weight": matrix()}
 SURPLUS: dict[str, tuple[Config, Tensors, str]] = {
     "whole": (FOUR, WHOLE, ""),

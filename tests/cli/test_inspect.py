@@ -66,6 +66,7 @@ def test_a_mistyped_embedding(models: Path, command: str) -> None:
         "stores no tensor model.embed_token.weight\nhint: did you mean model.embed_tokens.weight?\n"
     )
     ok("inspect --embed model.embed_tokens.weight --head lm_head.weight", model)
+    ok(f"{command} --embed transformer.wte.weight", models / "gpt2-unprefixed")
 
 
 def test_a_head_that_differs_in_the_sign_of_zeros(tmp_path: Path) -> None:

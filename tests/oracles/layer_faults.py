@@ -52,6 +52,12 @@ def faults(start: str, beside: list[str], inside: list[str]) -> Iterator[tuple[s
     for name in [*(f"{parent}{leaf}" for leaf in beside[:1]), *within]:
         yield f"without {name}", lambda tensors, name=name: tensors.pop(name, None)
 
+    def drop_expert(tensors: Tensors) -> None:
+        for name in [name for name in tensors if re.match(rf"{re.escape(start)}1\..*\bexperts\.1\.", name)]:
+            del tensors[name]
+
+    yield f"without an expert of {start}", drop_expert
+
 
 def main(loader: str, python: str, spec: str, *classes: str) -> int:
     """Print each file, and return how many predicted errors were not seen, at most 1."""

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures.class_table import exceptions, layer_lists
-from tieconv.architectures.effective_flag import nested, text_config
+from tieconv.architectures.effective_flag import nested
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import weight_map
 from tieconv.checkpoint.quantised_matrix import HEAD, parametrised_parts
+from tieconv.checkpoint.value_type import record
 from tieconv.text import count
 
 
@@ -153,11 +154,12 @@ def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
     """
     checkpoint = inspection.checkpoint
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
-    for counted, total, begin, layers, (alike, beside, inside) in _stored_lists(inspection):
+    for entry in _stored_lists(inspection):
+        begin, total, layers = entry.begin, entry.total, entry.layers
         parent = begin[: begin.rstrip(".").rfind(".") + 1]
-        lacking = [f"{parent}{name}" for name in beside if f"{parent}{name}" not in layers[""]]
+        lacking = [f"{parent}{name}" for name in entry.beside if f"{parent}{name}" not in entry.every]
         if lacking:  # a module with other parts is quantised, adapted, or has old names
-            parted = {name.rpartition(".")[0] for name in layers[""] if not name.endswith((".weight", ".bias"))}
+            parted = {name.rpartition(".")[0] for name in entry.every if not name.endswith((".weight", ".bias"))}
             lacking = [name for name in lacking if name.rpartition(".")[0] not in parted]
         if lacking:
             yield _always(inspection.family, lacking), lacking
@@ -165,17 +167,18 @@ def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
         absent = [begin + number for number in numbers if number not in layers]
         kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
         if absent:
-            yield f"the config says {counted}", absent
+            yield f"the config says {entry.counted}", absent
             continue
         within = {number: layers[number] for number in numbers}
-        experts = [*_missing_experts(inspection, begin, within, quantised)]
+        config = nested(checkpoint.config_values, entry.level) or {}
+        experts = [*_missing_experts(config, begin, within, quantised)]
         yield from experts
         if quantised:
             continue
-        lacking = _inside_layers(begin, within, inside)
+        lacking = _inside_layers(begin, within, entry.inside)
         if lacking:
             yield _always(inspection.family, lacking), lacking
-        elif not experts and alike and len(kinds) == 2 and total > 2:
+        elif not experts and entry.alike and len(kinds) == 2 and total > 2:
             small, large = sorted(kinds, key=len)
             more = large - small if small < large and kinds[small] == 1 else ()
             # A scale, a buffer, an adapter or a bias that somebody added to a layer is not the class's.
@@ -199,10 +202,12 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_n
 
 
 def _missing_experts(
-    inspection: Inspection, begin: str, layers: Mapping[str, Collection[str]], quantised: bool
+    config: Mapping[str, object], begin: str, layers: Mapping[str, Collection[str]], quantised: bool
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield the experts that a layer with experts lacks, and the matrices that one of its experts lacks."""
-    config = text_config(inspection)
+    """Yield the experts that a layer with experts lacks, and the matrices that one of its experts lacks.
+
+    ``config`` is the level of the config that counts the layers.
+    """
     key = next((key for key in _EXPERT_COUNTS if type(config.get(key)) is int), "")
     total = config.get(key)
     assert total is None or isinstance(total, int)
@@ -278,23 +283,37 @@ _MORE_TOKENS = re.compile("nextn|mtp|eh_proj|hnorm|shared_head")
 
 def surplus_layers(inspection: Inspection) -> Iterator[tuple[str, list[str], bool]]:
     """Yield the config's number of layers, the stored layers that it does not count, and whether layers are alike."""
-    for counted, total, begin, layers, (alike, *_) in _stored_lists(inspection):
-        surplus = sorted({int(number) for number in layers if _NUMBER.fullmatch(number)} - {*range(total)})
-        words = [*inspection.checkpoint.config_values, *(leaf for number in surplus for leaf in layers[str(number)])]
-        if surplus and not any(map(_MORE_TOKENS.search, words)):
-            yield counted, [f"{begin}{number}" for number in surplus], alike
+    for entry in _stored_lists(inspection):
+        numbers = {int(number) for number in entry.layers if _NUMBER.fullmatch(number)}
+        surplus = sorted(numbers - {*range(entry.total)})
+        leaves = [leaf for number in surplus for leaf in entry.layers[str(number)]]
+        if surplus and not any(map(_MORE_TOKENS.search, [*inspection.checkpoint.config_values, *leaves])):
+            yield entry.counted, [f"{entry.begin}{number}" for number in surplus], entry.alike
 
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,3}")
 
 
-def _stored_lists(
-    inspection: Inspection,
-) -> Iterator[tuple[str, int, str, dict[str, Collection[str]], tuple[bool, list[str], list[str]]]]:
-    """Yield each stored list of layers: the config's number in words, the number, and the start of its names.
+@record
+class _StoredList:
+    """A stored list of layers: how its names begin, the names in each layer, and every name of the model.
 
-    The names in each layer follow, with all names under ``""``, and what `layer_lists` knows about the list.
+    ``level`` of the config counts the layers, ``total`` is their number, and ``counted`` that in words.
+    `layer_lists` explains the other fields.
     """
+
+    begin: str
+    total: int
+    counted: str
+    level: str
+    layers: Mapping[str, Collection[str]]
+    every: Collection[str]
+    alike: bool
+    beside: Collection[str]
+    inside: Collection[str]
+
+
+def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
     checkpoint, family = inspection.checkpoint, inspection.family
     names: Collection[str] = checkpoint.tensors
     if checkpoint.unread:
@@ -311,7 +330,8 @@ def _stored_lists(
                 layers.setdefault(number, set()).add(leaf)
             stored = [layers[str(number)] for number in range(total) if str(number) in layers]
             if stored and max(map(len, layers.values())) >= _LEAST_TENSORS:
-                yield f"{count(total, 'layer')} ({key})", total, begin, {**layers, "": names}, (alike, beside, inside)
+                counted = f"{count(total, 'layer')} ({key})"
+                yield _StoredList(begin, total, counted, level, layers, names, alike, beside, inside)
                 break
 
 

@@ -80,10 +80,10 @@ def missing_head(inspection: Inspection) -> Iterator[Finding]:
 
 def _of_gguf(inspection: Inspection) -> Iterator[Finding]:
     """Yield the finding for a head that llama.cpp needs of the architecture."""
-    from tieconv.loaders.llama_cpp import load_error  # most models are not GGUF files
+    from tieconv.loaders.llama_cpp import NEEDS, head_rule  # most models are not GGUF files
 
     head = inspection.head.output_head
-    if head is not None and not head.stored and load_error(inspection.family.architecture, head.name, stored=False):
+    if head is not None and not head.stored and head_rule(inspection.family.architecture) == NEEDS:
         name = shown(inspection.family.architecture)
         yield missing_head.finding(
             f"{evidence.listed([head.name])} is missing, and llama.cpp needs it of the architecture {name}. It does not "

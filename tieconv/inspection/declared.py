@@ -10,6 +10,7 @@ from dataclasses import replace
 from tieconv.architectures import effective, find, gate, unexplained
 from tieconv.architectures.effective_flag import FLAG, cannot_build, foreign_flag, levels, nested, own_flag, reading_v4
 from tieconv.architectures.lookup import WHY, is_draft, with_names
+from tieconv.architectures.stored_names import locate, without_wrappers
 from tieconv.checkpoint.family import Family, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import ConfigView, Declared, Inspection, State, lists_float_head
 from tieconv.checkpoint.model_files import Checkpoint
@@ -17,7 +18,7 @@ from tieconv.checkpoint.quantised_matrix import LEAVES
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.text import close, shown
+from tieconv.text import Hint, call, close, shown
 
 MAX_FLAGS = 1_000
 """Levels of a config that may declare the flag. Models with several parts have fewer than ten."""
@@ -135,10 +136,8 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         from tieconv.inspection.quantised.survey_quantised import logical_shapes  # most models are not quantised
 
         family = find(checkpoint.config_values, {**shapes, **logical_shapes(checkpoint)}, _shared_names(checkpoint))
-    if embed and not checkpoint.unread and not any(name.startswith(embed.removesuffix("weight")) for name in shapes):
-        similar = close(embed, shapes)
-        hint = f"did you mean {shown(similar[0])}?" if similar else "tieconv inspect lists the embedding that it found"
-        raise RefusedError(f"{shown(checkpoint.source)} stores no tensor {shown(embed)}", hint, "names.embed")
+    if embed and not checkpoint.unread:
+        _check_stored(checkpoint, family, embed)
     if embed or head:
         family = with_names(family, embed, head)
     elif checkpoint.table:
@@ -150,6 +149,18 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
 
         family = mlx_named(family, shapes)
     return family, view_config(checkpoint.config_values, family)
+
+
+def _check_stored(checkpoint: Checkpoint, family: Family, embed: str) -> None:
+    """Raise `RefusedError` if no tensor, and no part of a quantised one, has the name that the user gave."""
+    start = f"{embed.removesuffix('.weight')}."
+    bare = map(without_wrappers, checkpoint.tensors)
+    if locate(family, embed, checkpoint.tensors) or any(n.endswith(embed) or n.startswith(start) for n in bare):
+        return
+    similar = close(embed, checkpoint.tensors)
+    hint = Hint("see which tensors are stored: ", call("inspect", checkpoint.source))
+    meant = f"did you mean {shown(similar[0])}?" if similar else hint
+    raise RefusedError(f"{shown(checkpoint.source)} stores no tensor {shown(embed)}", meant, "names.embed")
 
 
 def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
@@ -211,8 +222,9 @@ def effect(inspection: Inspection) -> str:
     if head is not None and head.state is State.UNREAD:
         return f"Unknown: {shown(head.name)} is stored, and tieconv did not compare it with the embedding."
     if head is not None and head.relation.sign_of_zero_only:
+        tied = "Tied in transformers 5" if transformers4_verdict is False else "Tied"
         name = shown(head.name)
-        return f"Tied: {name} differs from the embedding only in the sign of zeros. transformers 5.0 keeps both."
+        return f"{tied}: {name} differs from the embedding only in the sign of zeros. transformers 5.0 keeps both."
     if head is not None and head.state in _DIFFERENT:
         shape = inspection.checkpoint.tensors[head.name].shape
         turned = head.state is State.TRANSPOSED and shape != shape[::-1]

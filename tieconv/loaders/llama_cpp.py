@@ -99,18 +99,19 @@ def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:
 def _config_refused(config: Mapping[str, Any], name: str) -> Refusal | None:
     """Return why the converter or libllama fails with the values of a config that transformers wrote.
 
-    The converter takes the layers of Granite that are not called ``attention`` for those of Mamba. It gives a Falcon
-    the key-value heads of the config, which transformers does not use with ``multi_query``.
+    The converter takes a Granite layer with another type than ``attention`` for one of Mamba. It gives a Falcon the
+    key-value heads of the config, which transformers does not use with ``multi_query``.
     """
     key = release_tables.by_type(_RELEASE, "needs key").get(name)
     if key is not None and config.get(key) is None:
         return Refusal(Cause.CONFIG, f"{_CONVERTER} needs {key} in the config, which does not declare it")
-    if name == "GraniteMoeHybridForCausalLM" and "full_attention" in (config.get("layer_types") or ()):
+    classes = release_tables.by_type(_RELEASE, "classes")
+    if name in classes["attention layers"] and "full_attention" in (config.get("layer_types") or ()):
         sentence = f'{_CONVERTER} does not know the layer type full_attention of the config, only "attention"'
         return Refusal(Cause.CONFIG, sentence)
     one_head = config.get("multi_query", True) and not config.get("new_decoder_architecture")
     heads = config.get("num_kv_heads", config.get("num_attention_heads"))
-    if name == "FalconForCausalLM" and one_head and isinstance(heads, int) and heads != 1:
+    if name in classes["multi query"] and one_head and isinstance(heads, int) and heads != 1:
         sentence = f"{_CONVERTER} uses num_kv_heads {heads} of the config, and a model with multi_query has 1"
         return Refusal(Cause.CONFIG, sentence)
     return None
