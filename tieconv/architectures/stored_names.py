@@ -145,13 +145,21 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
 _MOST_LAYERS, _LEAST_TENSORS = 10_000, 4  # a file with fewer tensors in each layer is an example of names, not a model
 
 
-def missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
-    """Yield how it is known that something is missing in or beside a list of layers, and its names.
+def missing_layers(inspection: Inspection) -> tuple[tuple[str, list[str]], ...]:
+    """Return what is missing in and beside the lists of layers: how that is known, and the names.
 
     That is the layers without a tensor. If all are stored, it is a parameter that the class always has in each layer.
     In a class whose layers are alike, it is also what a single layer lacks. Beside the layers it is such a parameter
     too, for example the last norm. A list is not compared if no layer of it is stored: the file may use other names.
     """
+    try:
+        return inspection.layers
+    except AttributeError:
+        object.__setattr__(inspection, "layers", tuple(_missing_layers(inspection)))
+        return inspection.layers
+
+
+def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
     checkpoint = inspection.checkpoint
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
     for entry in _stored_lists(inspection):

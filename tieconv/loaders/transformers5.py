@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from tieconv.architectures.class_table import newer_release
 from tieconv.architectures.effective_flag import FLAG, cannot_build
-from tieconv.architectures.stored_names import known_names, locate, variants
+from tieconv.architectures.stored_names import EXPERT, known_names, locate, missing_layers, variants
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import evidence, release_tables
-from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, stopped, unknown
+from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, missing, stopped, unknown
 from tieconv.loaders.transformers_files import by_name
 from tieconv.text import in_words, shown, with_type
 
@@ -162,13 +162,17 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
         yield unknown(f"{in_words(doubled)} are names of one parameter, and transformers 5 reads only one of them")
     mistaken = mistakable(family, stored)
     if mistaken is not None:
-        missing, name = map(shown, mistaken)
-        yield unknown(f"{missing} is not stored, and transformers 5 may rename {name} to it")
+        unstored, name = map(shown, mistaken)
+        yield unknown(f"{unstored} is not stored, and transformers 5 may rename {name} to it")
     misfit = None if read.family.misfit else evidence.misshapen(read)
     if misfit is not None:
         yield Refusal(
             Cause.SHAPES, f"{shown(misfit)} and the tensor that it is tied to have different shapes", (misfit,)
         )
+    # It merges the experts of a layer into one tensor: without one of them it raises RuntimeError.
+    absent = [name for _, names in missing_layers(inspection) for name in names if EXPERT.search(name)]
+    if compares and absent and not inspection.quantisation:
+        yield missing(absent)
 
 
 def config_refusals(inspection: Inspection) -> Iterator[Refusal]:
