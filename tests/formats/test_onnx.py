@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import build
+from tests.onnx import nodes
+from tests.onnx.nodes import edit_external, op, value
 from tests.patience import examples, prompt
 from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.errors import UnreadableError, UnsafePathError
@@ -193,9 +195,7 @@ def nested(depth: int) -> bytes:
 
 
 def circle() -> onnx.ModelProto:
-    nodes = [helper.make_node("Identity", ["a"], ["logits"]), helper.make_node("Identity", ["logits"], ["a"])]
-    graph = helper.make_graph(nodes, "g", [], [helper.make_tensor_value_info("logits", 1, [1])])
-    return helper.make_model(graph)
+    return nodes.model([op("Identity", "a", "logits"), op("Identity", "logits", "a")], [], [value("logits", [1])])
 
 
 def test_nesting(tmp_path: Path) -> None:
@@ -208,16 +208,12 @@ def test_nesting(tmp_path: Path) -> None:
 
 def test_a_long_chain_of_factors(tmp_path: Path) -> None:
     """Logits times a computed number, behind more products than calls of Python can nest."""
-    factors = [helper.make_node("Mul", ["c", f"f{number}"], [f"f{number + 1}"]) for number in range(1100)]
-    ends = [
-        helper.make_node("ReduceMean", ["ids"], ["f0"], keepdims=0),
-        helper.make_node("MatMul", ["ids", "head"], ["products"]),
-        helper.make_node("Mul", ["products", "f1100"], ["logits"]),
-    ]
-    sides = [helper.make_tensor_value_info("ids", 1, [1, 8])], [helper.make_tensor_value_info("logits", 1, [1, 64])]
-    tensors = [numpy_helper.from_array(np.ones((8, 64), "<f4"), "head"), numpy_helper.from_array(np.float32(2), "c")]
-    graph = helper.make_graph([*factors, *ends], "g", *sides, tensors)
-    assert read(saved(tmp_path, helper.make_model(graph))).graphs[0].nodes == 1103
+    chain = [op("Mul", f"c f{number}", f"f{number + 1}") for number in range(1100)]
+    chain.append(op("ReduceMean", "ids", "f0", keepdims=0))
+    chain += [op("MatMul", "ids head", "products"), op("Mul", "products f1100", "logits")]
+    tensors = {"head": np.ones((8, 64), "<f4"), "c": np.float32(2)}
+    made = nodes.model(chain, [value("ids", [1, 8])], [value("logits", [1, 64])], tensors)
+    assert read(saved(tmp_path, made)).graphs[0].nodes == 1103
 
 
 def test_many_fields(tmp_path: Path) -> None:
@@ -227,31 +223,20 @@ def test_many_fields(tmp_path: Path) -> None:
         read(tmp_path / "model.onnx")
 
 
-def edited(path: Path, **entries: str) -> Path:
-    proto = onnx.load(path, load_external_data=False)
-    first = next(initializer for initializer in proto.graph.initializer if initializer.external_data)
-    entries_by_key = {entry.key: entry.value for entry in first.external_data} | entries
-    del first.external_data[:]
-    for key, value in entries_by_key.items():
-        first.external_data.add(key=key, value=value)
-    path.write_bytes(proto.SerializeToString())
-    return path
-
-
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "a/../../secret", "", "..\\secret", "a\0b", "link"])
 def test_external_outside(tmp_path: Path, location: str) -> None:
     """External data outside the directory, or behind a link, is refused before it is opened."""
     path = build("transposed", tmp_path / "in" / "model.onnx")
     (tmp_path / "in" / "link").symlink_to("model.onnx.data")
     with pytest.raises(UnsafePathError, match=r"embed_tokens"):
-        read(edited(path, location=location))
+        read(edit_external(path, location=location))
 
 
 @pytest.mark.parametrize("entries", [{"offset": "99999999"}, {"offset": "-1"}, {"length": "1"}, {"length": "9" * 19}])
 def test_external_bounds(tmp_path: Path, entries: dict[str, str]) -> None:
     """Offset and length fit the file, the type and the shape."""
     with pytest.raises(UnreadableError, match=r"embed_tokens"):
-        read(edited(build("transposed", tmp_path / "model.onnx"), **entries))
+        read(edit_external(build("transposed", tmp_path / "model.onnx"), **entries))
 
 
 def test_external_fifo(tmp_path: Path) -> None:

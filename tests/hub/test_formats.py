@@ -21,28 +21,20 @@ V, H = 4096, 256
 def large_graph(path: Path, *, external: bool, head: str = "copy") -> Path:
     """A graph with an embedding and a head of 2 MB each, and twenty matrices between them."""
     import numpy as np
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto
+
+    from tests.onnx.nodes import model, op, save, token_ids, value
 
     rng = np.random.default_rng(0)
     table = rng.standard_normal((V, H)).astype("f2")
     arrays = {"embed": table, "head": table.copy() if head == "copy" else rng.standard_normal((V, H)).astype("f2")}
-    nodes = [helper.make_node("Gather", ["embed", "input_ids"], ["h0"])]
+    nodes = [op("Gather", "embed input_ids", "h0")]
     for layer in range(20):
         arrays[f"w{layer}"] = rng.standard_normal((H, H)).astype("f2")
-        nodes.append(helper.make_node("MatMul", [f"h{layer}", f"w{layer}"], [f"h{layer + 1}"]))
-    nodes.append(helper.make_node("Gemm", ["h20", "head"], ["logits"], transB=1))
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT16, ["n", V])],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, path, save_as_external_data=external, location=f"{path.name}_data", size_threshold=256)
-    return path
+        nodes.append(op("MatMul", f"h{layer} w{layer}", f"h{layer + 1}"))
+    nodes.append(op("Gemm", "h20 head", "logits", transB=1))
+    logits = value("logits", ["n", V], TensorProto.FLOAT16)
+    return save(model(nodes, [token_ids(sides=["n"])], [logits], arrays, opset=18), path, external=external)
 
 
 @pytest.mark.sampled(2)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 import tieconv as api
+from tests.onnx.nodes import model, op, outside, save, token_ids, value
 
 V, H = 131_072, 1024
 LENGTHS = (1, 8, 64)
@@ -29,19 +28,10 @@ def build(directory: Path) -> Path:
     stored = []
     with (directory / "model.onnx.data").open("wb") as data:
         for name, array in (("embed", matrix), ("head", np.ascontiguousarray(matrix.T))):
-            tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=array.shape)
-            tensor.data_location = TensorProto.EXTERNAL
-            entries = {"location": "model.onnx.data", "offset": data.tell(), "length": array.nbytes}
-            for key, value in entries.items():
-                tensor.external_data.add(key=key, value=str(value))
+            stored.append(outside(name, array.shape, "model.onnx.data", data.tell(), array.nbytes))
             data.write(array.data)
-            stored.append(tensor)
-    nodes = [helper.make_node("Gather", ["embed", "ids"], ["x"]), helper.make_node("MatMul", ["x", "head"], ["logits"])]
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["b", "s"])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])
-    graph = helper.make_graph(nodes, "head", [ids], [logits], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, directory / "model.onnx")
+    nodes = [op("Gather", "embed ids", "x"), op("MatMul", "x head", "logits")]
+    save(model(nodes, [token_ids("ids")], [value("logits", ["b", "s", V])], stored), directory / "model.onnx")
     return directory
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import tieconv as api
 from tests.onnx.graphs import tensors
+from tests.onnx.nodes import model, op, save, token_ids, value
 from tieconv.onnx.quantise import Scheme, quantise
 
 V, H = 20_000, 256
@@ -33,16 +33,11 @@ def build(path: Path) -> Path:
     """`Gather(W)`, `MatMul(x, Transpose(W))`, as the exporter of transformers writes a tied model."""
     matrix = np.random.default_rng(0).standard_normal((V, H)).astype("f4")
     nodes = [
-        helper.make_node("Gather", ["embed", "ids"], ["x"], "embedding"),
-        helper.make_node("Transpose", ["embed"], ["turned"], perm=[1, 0]),
-        helper.make_node("MatMul", ["x", "turned"], ["logits"], "head"),
+        op("Gather", "embed ids", "x", name="embedding"),
+        op("Transpose", "embed", "turned", perm=[1, 0]),
+        op("MatMul", "x turned", "logits", name="head"),
     ]
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["b", "s"])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])
-    graph = helper.make_graph(nodes, "head", [ids], [logits], [numpy_helper.from_array(matrix, "embed")])
-    path.parent.mkdir(parents=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
+    return save(model(nodes, [token_ids("ids")], [value("logits", ["b", "s", V])], {"embed": matrix}), path)
 
 
 def int4(source: Path, to: Path) -> None:

@@ -25,6 +25,7 @@ import tieconv as api
 from tests.cli.run import run
 from tests.hostile.conftest import faults_of_text
 from tests.onnx import faults
+from tests.onnx.nodes import model, op, save, token_ids, value
 from tests.schemas import validate
 from tieconv.cli import main
 from tieconv.errors import StalePlanError
@@ -223,19 +224,8 @@ V, H = 400, 64
 
 def tied() -> onnx.ModelProto:
     matrix = np.random.default_rng(0).standard_normal((V, H)).astype("f4")
-    nodes = [
-        helper.make_node("Gather", ["E", "input_ids"], ["x"]),
-        helper.make_node("Transpose", ["E"], ["T"], perm=[1, 0]),
-        helper.make_node("MatMul", ["x", "T"], ["logits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])],
-        [numpy_helper.from_array(matrix, "E")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    nodes = [op("Gather", "E input_ids", "x"), op("Transpose", "E", "T", perm=[1, 0]), op("MatMul", "x T", "logits")]
+    return model(nodes, [token_ids()], [value("logits", ["b", "s", V])], {"E": matrix}, opset=18)
 
 
 def short(model: onnx.ModelProto) -> None:
@@ -277,12 +267,9 @@ VERBS = [
 
 
 def saved(folder: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
-    model = tied()
-    change(model)
-    path = folder / "in" / "model.onnx"
-    path.parent.mkdir()
-    path.write_bytes(model.SerializeToString())
-    return path
+    made = tied()
+    change(made)
+    return save(made, folder / "in" / "model.onnx")
 
 
 def run_line(words: tuple[str, ...], graph: Path, out: Path) -> tuple[int, str]:

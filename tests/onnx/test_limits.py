@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tieconv as api
 from fixtures.onnx_graphs import build
 from tests.cli.run import refused
+from tests.onnx.nodes import edit_external, op, token_ids, value
 from tieconv.errors import NotRunError, UnreadableError, UnsafePathError
 from tieconv.onnx import child
 from tieconv.onnx.parity.graph_file import read_graph
@@ -36,20 +37,16 @@ def hostile(folder: Path, kind: str) -> Path:
     for node in graph.node:
         node.output[:] = ["before" if name == logits else name for name in node.output]
     if kind == "loop":
-        scalars = [helper.make_tensor_value_info("i", TensorProto.INT64, [])]
-        scalars.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
-        value = helper.make_tensor_value_info("v", TensorProto.FLOAT, None)
-        outputs = [helper.make_tensor_value_info("c2", TensorProto.BOOL, [])]
-        outputs.append(helper.make_tensor_value_info("v2", TensorProto.FLOAT, None))
-        nodes = [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Identity", ["v"], ["v2"])]
-        body = helper.make_graph(nodes, "body", [*scalars, value], outputs)
+        inputs = [token_ids("i", []), value("c", [], TensorProto.BOOL), value("v")]
+        nodes = [op("Identity", "c", "c2"), op("Identity", "v", "v2")]
+        body = helper.make_graph(nodes, "body", inputs, [value("c2", [], TensorProto.BOOL), value("v2")])
         graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-        graph.node.append(helper.make_node("Loop", ["", "yes", "before"], [logits], name="endless", body=body))
+        graph.node.append(op("Loop", "- yes before", logits, name="endless", body=body))
     else:
         graph.initializer.append(numpy_helper.from_array(np.array([60000, 40000], "i8"), "big"))
-        graph.node.append(helper.make_node("ConstantOfShape", ["big"], ["huge"], name="huge_constant"))
-        graph.node.append(helper.make_node("ReduceSum", ["huge"], ["sum"], keepdims=0))
-        graph.node.append(helper.make_node("Add", ["before", "sum"], [logits]))
+        graph.node.append(op("ConstantOfShape", "big", "huge", name="huge_constant"))
+        graph.node.append(op("ReduceSum", "huge", "sum", keepdims=0))
+        graph.node.append(op("Add", "before sum", logits))
     path = folder / "model.onnx"
     onnx.save(model, path)
     return path
@@ -222,18 +219,6 @@ def test_the_parent_hears_how_far_the_child_is() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def edited(path: Path, **entries: str) -> Path:
-    """The graph with its first external tensor's entries changed."""
-    model = onnx.load(path, load_external_data=False)
-    tensor = next(one for one in model.graph.initializer if one.external_data)
-    kept = {entry.key: entry.value for entry in tensor.external_data} | entries
-    del tensor.external_data[:]
-    for key, value in kept.items():
-        tensor.external_data.add(key=key, value=value)
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
     return build("transposed", tmp_path / "in" / "model.onnx")
@@ -244,7 +229,7 @@ def test_outside(graph: Path, tmp_path: Path, location: str) -> None:
     """A location that leads out of the directory is refused by name, before anything is opened."""
     shutil.copy(graph.parent / "model.onnx.data", tmp_path / "secret")
     with pytest.raises(UnsafePathError, match=r"model\.embed_tokens\.weight.*outside the model's directory"):
-        api.plan_graph_dedup(edited(graph, location=location))
+        api.plan_graph_dedup(edit_external(graph, location=location))
     with pytest.raises((UnsafePathError, UnreadableError)):
         read_graph(str(graph))
 
@@ -267,7 +252,7 @@ def linked_directory(data: Path) -> None:
     (data.parent.parent / "real").mkdir()
     data.rename(data.parent.parent / "real" / "data")
     (data.parent / "sub").symlink_to("../real")
-    edited(data.with_name("model.onnx"), location="sub/data")
+    edit_external(data.with_name("model.onnx"), location="sub/data")
 
 
 @pytest.mark.parametrize("trick", [link, link_inside, hard_link, linked_directory])
@@ -288,21 +273,14 @@ def test_fifo(graph: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "entries",
-    [
-        {"offset": "99999999"},
-        {"offset": "-1"},
-        {"offset": "٣"},
-        {"offset": "9" * 30},
-        {"length": "1"},
-        {"length": "99999999999"},
-        {"length": "x"},
-    ],
+    ("key", "number"),
+    [("offset", text) for text in ("99999999", "-1", "٣", "9" * 30)]
+    + [("length", text) for text in ("1", "99999999999", "x")],
 )
-def test_out_of_bounds(graph: Path, entries: dict[str, str]) -> None:
+def test_out_of_bounds(graph: Path, key: str, number: str) -> None:
     """Offset and length are numbers that fit the file, the type and the shape."""
     with pytest.raises(UnreadableError, match=r"model\.embed_tokens\.weight"):
-        api.plan_graph_dedup(edited(graph, **entries))
+        api.plan_graph_dedup(edit_external(graph, **{key: number}))
 
 
 def test_missing_data(graph: Path) -> None:

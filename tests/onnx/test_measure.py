@@ -15,10 +15,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import tieconv
 from tests.onnx import faults as planted_faults
+from tests.onnx.nodes import model, op, value
 from tests.onnx.planted import arithmetic as ar
 from tests.onnx.planted.catalogue import FAULTS
 from tieconv.checkpoint.results.parity import Case
@@ -445,19 +446,14 @@ def test_what_a_switch_is_fed(value: Value, expected: np.ndarray) -> None:
 
 def graph_of(nodes: Sequence[onnx.NodeProto], **numbers: float) -> onnx.ModelProto:
     """A graph of x with these numbers beside it."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
-    tensors = [numpy_helper.from_array(np.array([number], np.float32), name) for name, number in numbers.items()]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    tensors = {name: np.array([number], np.float32) for name, number in numbers.items()}
+    return model(nodes, [value("x", [2])], [value("y", [2])], tensors)
 
 
 def chain(*operators: tuple[str, str]) -> list[onnx.NodeProto]:
     """One operator behind the other, each with a number as its second input if it has a name."""
     names = ["x", *(f"v{at}" for at in range(len(operators) - 1)), "y"]
-    return [
-        helper.make_node(kind, [names[at], number] if number else [names[at]], [names[at + 1]])
-        for at, (kind, number) in enumerate(operators)
-    ]
+    return [op(kind, f"{names[at]} {number}", names[at + 1]) for at, (kind, number) in enumerate(operators)]
 
 
 def likely(model: onnx.ModelProto, epsilons: Sequence[float] = (), factors: Sequence[float] = ()) -> list[str]:
@@ -470,11 +466,11 @@ def test_an_epsilon_is_added_before_a_root() -> None:
     """Any other epsilon than the model's is named, also an attribute and the default of an operator."""
     nodes = chain(("Add", "e"), ("Sqrt", ""), ("Mul", "e"))
     nodes[0].input[1] = "cast"
-    nodes.insert(0, helper.make_node("Cast", ["e"], ["cast"], to=TensorProto.FLOAT))
+    nodes.insert(0, op("Cast", "e", "cast", to=TensorProto.FLOAT))
     norm = "a norm of the graph has epsilon 1e-06, but the model's class has 1e-05"
     assert likely(graph_of(nodes, e=1e-6), [1e-5], [1e-3]) == [norm]
     assert likely(graph_of(nodes, e=1e-5), [1e-5], [1e-3]) == []
-    default = graph_of([helper.make_node("LayerNormalization", ["x", "w"], ["y"], name="n")], w=0.7)
+    default = graph_of([op("LayerNormalization", "x w", "y", name="n")], w=0.7)
     assert likely(default, [1e-12], []) == ["a norm of the graph has epsilon 1e-05, but the model's class has 1e-12"]
 
 
@@ -493,8 +489,8 @@ SCALES = [
 @pytest.mark.parametrize(("constants", "factors", "wrong"), SCALES)
 def test_the_nearest_pair_is_named(constants: dict[str, float], factors: tuple[float, ...], wrong: str) -> None:
     """A constant that the model lacks, and a factor that the graph lacks."""
-    model = graph_of(chain(*(("Mul", name) for name in constants)), **constants)
-    assert likely(model, [], factors) == ([f"the constant {wrong}"] if wrong else [])
+    graph = graph_of(chain(*(("Mul", name) for name in constants)), **constants)
+    assert likely(graph, [], factors) == ([f"the constant {wrong}"] if wrong else [])
 
 
 def reason(source: Path, model: Path, fault: planted_faults.Fault, out: Path) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
+from tests.onnx.nodes import model, op, outside, token_ids, value
 from tieconv.onnx.parity.graph_file import Initializer
 
 ROWS, COLUMNS = 16384, 2048
@@ -35,13 +35,6 @@ print(peak)
 """
 
 
-def external(name: str, shape: tuple[int, int], offset: int) -> TensorProto:
-    tensor = TensorProto(name=name, dims=shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
-    for key, value in {"location": "data", "offset": offset, "length": SIZE}.items():
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor
-
-
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
     """A graph of two 128 MiB matrices, one the other transposed."""
@@ -49,16 +42,10 @@ def graph(tmp_path: Path) -> Path:
     with (tmp_path / "data").open("wb") as data:
         matrix.tofile(data)
         np.ascontiguousarray(matrix.T).tofile(data)
-    nodes = [helper.make_node("Gather", ["W", "ids"], ["x"]), helper.make_node("MatMul", ["x", "T"], ["y"])]
-    made = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["b", "s"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", "s", ROWS])],
-        [external("W", (ROWS, COLUMNS), 0), external("T", (COLUMNS, ROWS), SIZE)],
-    )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    nodes = [op("Gather", "W ids", "x"), op("MatMul", "x T", "y")]
+    stored = [outside("W", (ROWS, COLUMNS), "data", 0, SIZE), outside("T", (COLUMNS, ROWS), "data", SIZE, SIZE)]
+    made = model(nodes, [token_ids("ids")], [value("y", ["b", "s", ROWS])], stored, opset=18)
+    (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
     onnx.checker.check_model(str(tmp_path / "model.onnx"))
     return tmp_path / "model.onnx"
 

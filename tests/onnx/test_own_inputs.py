@@ -7,7 +7,6 @@ import json
 import zipfile
 from collections.abc import Callable
 from functools import partial
-from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,8 @@ from tests.cli.run import run
 from tests.loops import case
 from tests.onnx import faults
 from tests.onnx.exported import ROWS
+from tests.onnx.nodes import model as model_of
+from tests.onnx.nodes import op, save, token_ids, value
 from tests.onnx.planted import masks, tokens
 from tests.onnx.test_grouped import failing
 from tests.slow import fast_only
@@ -197,7 +198,6 @@ def test_a_length_beyond_the_positions(exported) -> None:
 
 LLAMA, GPT2 = (exporters.HERE / name / "decoder_model_merged.onnx" for name in ("merged-llama", "merged-gpt2"))
 OPTIMUM = exporters.HERE / "optimum-llama" / "model.onnx"
-OLD: dict[str, Any] = {"ir_version": 10, "opset_imports": [helper.make_opsetid("", 20)]}
 """Versions that every onnxruntime of this project takes."""
 
 
@@ -307,16 +307,13 @@ def test_places_of_an_encoder_decoder_are_the_decoders(tmp_path: Path) -> None:
     """A graph of both has a place for each token of the decoder, however many the encoder has."""
     names = ("input_ids", "decoder_input_ids", "cache_position")
     axes = (["b", "encoder"], ["b", "decoder"], ["decoder"])
-    inputs = [helper.make_tensor_value_info(*pair) for pair in zip(names, [TensorProto.INT64] * 3, axes, strict=True)]
     nodes = [
-        helper.make_node("Add", names[1:], ["placed"]),
-        helper.make_node("Unsqueeze", ["placed", "last"], ["wide"]),
-        helper.make_node("Cast", ["wide"], ["logits"], to=TensorProto.FLOAT),
+        op("Add", "decoder_input_ids cache_position", "placed"),
+        op("Unsqueeze", "placed last", "wide"),
+        op("Cast", "wide", "logits", to=TensorProto.FLOAT),
     ]
-    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "decoder", 1])
-    last = numpy_helper.from_array(np.array([2]), "last")
-    made = helper.make_model(helper.make_graph(nodes, "both", inputs, [output], [last]), **OLD)
-    onnx.save(made, tmp_path / "model.onnx")
+    logits = value("logits", ["b", "decoder", 1])
+    save(model_of(nodes, map(token_ids, names, axes), [logits], {"last": np.array([2])}), tmp_path / "model.onnx")
     bindings = bind(read_graph(str(tmp_path / "model.onnx")), masked=False)
     model = GraphModel(open_session(tmp_path / "model.onnx", "cpu"), bindings)
     ids = torch.zeros(2, 7, dtype=torch.int64)
@@ -402,38 +399,33 @@ FAULTS = [
 def test_which_nodes_look_up_words() -> None:
     """A Gather of rows of the table by ids, also of a cast or turned table; not by columns, nor of another table."""
     find = partial(helper.make_node, "Gather", inputs=["seen", "token"], outputs=["x"])
-    tables = {"words": (6, 4), "turned words": (4, 6), "deep": (6, 4, 1), "places": (9, 4)}
+    tables = {"words": (6, 4), "turned_words": (4, 6), "deep": (6, 4, 1), "places": (9, 4)}
     for made, found in (
-        (helper.make_node("Identity", ["words"], ["seen"]), True),
-        (helper.make_node("Cast", ["words"], ["seen"], to=TensorProto.FLOAT), True),
-        (helper.make_node("Transpose", ["turned words"], ["seen"]), True),
-        (helper.make_node("Identity", ["turned words"], ["seen"]), False),
-        (helper.make_node("Transpose", ["words"], ["seen"]), False),
-        (helper.make_node("Transpose", ["deep"], ["seen"], perm=[2, 1, 0]), False),
-        (helper.make_node("Neg", ["words"], ["seen"]), False),
-        (helper.make_node("Identity", ["places"], ["seen"]), False),
+        (op("Identity", "words", "seen"), True),
+        (op("Cast", "words", "seen", to=TensorProto.FLOAT), True),
+        (op("Transpose", "turned_words", "seen"), True),
+        (op("Identity", "turned_words", "seen"), False),
+        (op("Transpose", "words", "seen"), False),
+        (op("Transpose", "deep", "seen", perm=[2, 1, 0]), False),
+        (op("Neg", "words", "seen"), False),
+        (op("Identity", "places", "seen"), False),
     ):
         nodes = [
-            helper.make_node("Neg", ["places"], ["unused"]),
-            helper.make_node("Identity", ["ids"], ["token"]),
+            op("Neg", "places", "unused"),
+            op("Identity", "ids", "token"),
             made,
             find(axis=0) if made.op_type == "Cast" else find(),
-            helper.make_node("Neg", ["x"], ["hidden"]),
-            helper.make_node("MatMul", ["hidden", "turned words"], ["logits"]),
+            op("Neg", "x", "hidden"),
+            op("MatMul", "hidden turned_words", "logits"),
         ]
-        tensors = [
-            helper.make_tensor(name, TensorProto.FLOAT, side, [0.0] * prod(side)) for name, side in tables.items()
-        ]
-        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "logits")]
-        ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])
-        model = helper.make_model(helper.make_graph(nodes, "g", [ids], outputs, tensors))
-        first = lookups.first_nodes(model, ("ids",), (6, 4))
+        tensors = {name: np.zeros(sides, np.float32) for name, sides in tables.items()}
+        ends = [token_ids("ids", ["n"])], [value("x"), value("logits")], tensors
+        first = lookups.first_nodes(model_of(nodes, *ends), ("ids",), (6, 4))
         with case(made.op_type, *made.input):
             assert (first and (first.rows, first.results)) == ((("x",), ("x", "hidden")) if found else None)
         nodes[3].ClearField("attribute")
         nodes[3].attribute.append(helper.make_attribute("axis", 1))
-        graph = helper.make_graph(nodes, "g", [ids], outputs, tensors)
-        assert lookups.first_nodes(helper.make_model(graph), ("ids",), (6, 4)) is None
+        assert lookups.first_nodes(model_of(nodes, *ends), ("ids",), (6, 4)) is None
 
 
 @pytest.mark.sampled(1)

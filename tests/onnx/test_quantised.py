@@ -19,6 +19,7 @@ import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
+from tests.onnx.nodes import model, op, save, token_ids, value
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError
@@ -27,6 +28,7 @@ from tieconv.onnx.parity.validate import rounded_activations
 from tieconv.reporters import schemas
 
 V, H = 96, 32
+BITS = {"bits": 4, "block_size": 32, "domain": "com.microsoft"}
 
 
 def int4(path: Path) -> Path:
@@ -38,33 +40,17 @@ def int4(path: Path) -> Path:
     tensors = {
         "head_Q4": rng.integers(0, 256, (V, 1, H // 2), np.uint8),
         "head_scales": rng.standard_normal((V, 1)).astype("f4"),
-        "two axes": np.array([V, H // 2]),
+        "two_axes": np.array([V, H // 2]),
         "table": rng.standard_normal((256, H)).astype("f4"),
     }
-    bits = {"bits": 4, "block_size": 32}
     nodes = [
-        helper.make_node("Reshape", ["head_Q4", "two axes"], ["flat"]),
-        helper.make_node(
-            "GatherBlockQuantized", ["flat", "input_ids", "head_scales"], ["found"], domain="com.microsoft",
-            gather_axis=0, quantize_axis=1, **bits,
-        ),
-        helper.make_node("Gather", ["table", "input_ids"], ["place"]),
-        helper.make_node("Add", ["found", "place"], ["x"]),
-        helper.make_node(
-            "MatMulNBits", ["x", "head_Q4", "head_scales"], ["logits"], name="/lm_head/MatMul_Q4", K=H, N=V,
-            domain="com.microsoft", **bits,
-        ),
-    ]  # fmt: skip
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])],
-        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
-    )
-    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=10), path)
-    return path
+        op("Reshape", "head_Q4 two_axes", "flat"),
+        op("GatherBlockQuantized", "flat input_ids head_scales", "found", gather_axis=0, quantize_axis=1, **BITS),
+        op("Gather", "table input_ids", "place"),
+        op("Add", "found place", "x"),
+        op("MatMulNBits", "x head_Q4 head_scales", "logits", name="/lm_head/MatMul_Q4", K=H, N=V, **BITS),
+    ]
+    return save(model(nodes, [token_ids()], [value("logits", ["b", "s", V])], tensors, opset=21), path)
 
 
 def test_a_folded_reshape_is_told(tmp_path: Path) -> None:
@@ -93,12 +79,12 @@ def test_activations_are_no_folded_shapes(tmp_path: Path) -> None:
     """A Reshape of what is computed folds nothing, and its shape is in the session."""
     (before,) = api.inspect(exporters.HERE / "genai-qwen2" / "model.onnx").checkpoint.graphs
     assert {latent.operators for latent in before.latent} == {("Transpose",)}
-    model = onnx.load(int4(tmp_path / "model.onnx"))
-    model.graph.node[4].input[0] = "shaped"
-    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, H]), "same"))
-    model.graph.node.insert(4, helper.make_node("Reshape", ["x", "same"], ["shaped"]))
+    made = onnx.load(int4(tmp_path / "model.onnx"))
+    made.graph.node[4].input[0] = "shaped"
+    made.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, H]), "same"))
+    made.graph.node.insert(4, op("Reshape", "x same", "shaped"))
     (plain,) = api.inspect(tmp_path / "model.onnx").checkpoint.graphs
-    onnx.save(model, tmp_path / "model.onnx")
+    onnx.save(made, tmp_path / "model.onnx")
     (shaped,) = api.inspect(tmp_path / "model.onnx").checkpoint.graphs
     assert shaped.session_bytes == plain.session_bytes + 24 and shaped.latent == plain.latent
 
@@ -111,10 +97,10 @@ def told(path: Path) -> list[tuple[str, str, str]]:
 
 def test_an_int4_pair_is_named(tmp_path: Path) -> None:
     """Head and embedding by what computes with them; one matrix for both is a tie."""
-    model = onnx.load(int4(path := tmp_path / "model.onnx"))
-    del model.graph.node[2:4]  # the table, a plain matrix that tokens look up
-    model.graph.node[2].input[0] = "found"
-    onnx.save(model, path)
+    made = onnx.load(int4(path := tmp_path / "model.onnx"))
+    del made.graph.node[2:4]  # the table, a plain matrix that tokens look up
+    made.graph.node[2].input[0] = "found"
+    onnx.save(made, path)
     assert told(path) == [("embedding", "head_Q4", "GatherBlockQuantized"), ("head", "head_Q4", "MatMulNBits")]
     text = run("inspect", path).stdout
     assert "output head      head_Q4" in text and "quantised (MatMulNBits)" in text
@@ -151,27 +137,13 @@ def two_matrices(path: Path, changed: dict[str, int], *, rows: int = 2048) -> Pa
     }  # fmt: skip
     for name in changed:
         tensors[name][-1, -1] += 1
-    bits = {"bits": 4, "block_size": 32, "domain": "com.microsoft"}
+    lookup = "embed_Q4 input_ids embed_scales embed_zeros"
     nodes = [
-        helper.make_node(
-            "GatherBlockQuantized", ["embed_Q4", "input_ids", "embed_scales", "embed_zeros"], ["x"], gather_axis=0,
-            quantize_axis=1, **bits,
-        ),
-        helper.make_node(
-            "MatMulNBits", ["x", "head_Q4", "head_scales", "head_zeros"], ["product"], K=H, N=rows, **bits
-        ),
-        helper.make_node("LogSoftmax", ["product"], ["logits"], axis=-1),
-    ]  # fmt: skip
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", rows])],
-        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
-    )
-    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=10), path)
-    return path
+        op("GatherBlockQuantized", lookup, "x", gather_axis=0, quantize_axis=1, **BITS),
+        op("MatMulNBits", "x head_Q4 head_scales head_zeros", "product", K=H, N=rows, **BITS),
+        op("LogSoftmax", "product", "logits", axis=-1),
+    ]
+    return save(model(nodes, [token_ids()], [value("logits", ["b", "s", rows])], tensors, opset=21), path)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -202,12 +174,12 @@ def test_quantised_copies_are_compared(tmp_path: Path, name: str) -> None:
 def test_attributes_may_be_absent(tmp_path: Path, axes: dict[str, int], pairs: int) -> None:
     """Without attributes a lookup reads rows of 4-bit codes, quantised along each row. Along columns it is no pair."""
     path = two_matrices(tmp_path / "model.onnx", {})
-    model = onnx.load(path)
-    lookup = model.graph.node[0]
+    made = onnx.load(path)
+    lookup = made.graph.node[0]
     size = [attribute for attribute in lookup.attribute if attribute.name == "block_size"]
     del lookup.attribute[:]
-    lookup.attribute.extend([*size, *(helper.make_attribute(name, value) for name, value in axes.items())])
-    onnx.save(model, path)
+    lookup.attribute.extend([*size, *(helper.make_attribute(name, axis) for name, axis in axes.items())])
+    onnx.save(made, path)
     assert len(api.inspect(path).ties) == pairs
     assert not pairs or len(api.plan_graph_dedup(path).plan.matrices) == 1
 
@@ -228,22 +200,16 @@ def test_a_dequantised_head_is_named(tmp_path: Path, turned: bool) -> None:
     """QDQ: the MatMul reads a DequantizeLinear of the int8 matrix, as it lies or through a Transpose."""
     matrix = np.random.default_rng(0).integers(-9, 9, (V, H) if turned else (H, V), np.int8)
     nodes = [
-        helper.make_node("Gather", ["embed", "input_ids"], ["x"]),
-        helper.make_node("DequantizeLinear", ["head", "scale"], ["float head"]),
-        helper.make_node("Transpose" if turned else "Identity", ["float head"], ["w"]),
-        helper.make_node("MatMul", ["x", "w"], ["logits"]),
+        op("Gather", "embed input_ids", "x"),
+        op("DequantizeLinear", "head scale", "float_head"),
+        op("Transpose" if turned else "Identity", "float_head", "w"),
+        op("MatMul", "x w", "logits"),
     ]
     tensors = {"embed": np.ones((V, H), "f4"), "head": matrix, "scale": np.array(0.1, "f4")}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])],
-        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "model.onnx")
-    assert told(tmp_path / "model.onnx") == [("head", "head", "DequantizeLinear")]
-    assert api.inspect(tmp_path / "model.onnx").head.input_embedding is not None
+    made = model(nodes, [token_ids()], [value("logits", ["b", "s", V])], tensors, opset=18)
+    path = save(made, tmp_path / "model.onnx")
+    assert told(path) == [("head", "head", "DequantizeLinear")]
+    assert api.inspect(path).head.input_embedding is not None
 
 
 def test_dequantised_matrices_are_read_behind_a_gather_and_a_transpose(tmp_path: Path) -> None:
@@ -251,18 +217,15 @@ def test_dequantised_matrices_are_read_behind_a_gather_and_a_transpose(tmp_path:
     codes = np.random.default_rng(0).integers(-9, 9, (V, H), np.int8)
     tensors = {"codes": codes, "ids": np.arange(2), "scale": np.array(0.5, "f4"), "zero": np.array(3, "i1")}
     nodes = [
-        helper.make_node("Gather", ["codes", "ids"], ["picked"]),
-        helper.make_node("DequantizeLinear", ["picked", "scale", "zero"], ["x"]),
-        helper.make_node("Transpose", ["codes"], ["turned"]),
-        helper.make_node("DequantizeLinear", ["turned", "scale"], ["w"]),
-        helper.make_node("MatMul", ["x", "w"], ["logits"]),
-        helper.make_node("DequantizeLinear", ["codes", "scale"], ["rows"]),
-        helper.make_node("Gather", ["rows", "ids"], ["y"]),
+        op("Gather", "codes ids", "picked"),
+        op("DequantizeLinear", "picked scale zero", "x"),
+        op("Transpose", "codes", "turned"),
+        op("DequantizeLinear", "turned scale", "w"),
+        op("MatMul", "x w", "logits"),
+        op("DequantizeLinear", "codes scale", "rows"),
+        op("Gather", "rows ids", "y"),
     ]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("logits", "y")]
-    stored = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
-    model = helper.make_model(helper.make_graph(nodes, "g", [], outputs, stored))
-    found = list(matrices(ir.from_proto(model)))
+    found = list(matrices(ir.from_proto(model(nodes, [], [value("logits"), value("y")], tensors))))
     assert {(made.name, made.shape) for made in found} == {("codes", (V, H))}
     assert [(made.looked_up, made.multiplied) for made in found] == [(True, False), (False, True), (True, False)]
     for made, zero in zip(found, (3, 0, 0), strict=True):
@@ -271,12 +234,7 @@ def test_dequantised_matrices_are_read_behind_a_gather_and_a_transpose(tmp_path:
 
 def graph_of(nodes: list[onnx.NodeProto], tensors: dict[str, np.ndarray], inputs: tuple[str, ...] = ()) -> Any:
     """A graph of ``nodes`` that computes ``y`` from float ``inputs``."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in (*inputs, "y")]
-    stored = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
-    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(
-        helper.make_graph(nodes, "g", values[:-1], values[-1:], stored), opset_imports=domains, ir_version=10
-    )
+    return model(nodes, [value(name) for name in inputs], [value("y")], tensors, opset=21)
 
 
 LAYOUTS = [
@@ -298,10 +256,9 @@ def test_scales_of_every_axis(sides: tuple[int, ...], attributes: dict, group: i
     tensors = {"codes": rng.integers(-9, 9, (V, H), np.int8), "scale": (rng.random(sides) + 0.1).astype("f4")}
     if zeros:
         tensors["zero"] = rng.integers(-5, 5, sides, np.int8) if sides else np.array(3, np.int8)
-    nodes = [helper.make_node("DequantizeLinear", list(tensors), ["y"], **attributes)]
-    model = graph_of(nodes, tensors)
-    (expected,) = ReferenceEvaluator(model).run(None, {})
-    (made,) = matrices(ir.from_proto(model))
+    graph = graph_of([op("DequantizeLinear", " ".join(tensors), "y", **attributes)], tensors)
+    (expected,) = ReferenceEvaluator(graph).run(None, {})
+    (made,) = matrices(ir.from_proto(graph))
     assert made.shape == ((H, V) if turned else (V, H))
     assert (made.rounding.bits, made.rounding.group, made.rounding.symmetric) == (8, group, not zeros)
     np.testing.assert_allclose(made.values(), expected.T if turned else expected, rtol=1e-6)
@@ -311,11 +268,11 @@ def dynamic(scale: np.ndarray, zero: np.ndarray | None) -> Any:
     """The product that `quantize_dynamic` writes: codes of the activation times codes of a weight."""
     codes = np.random.default_rng(1).integers(-9, 9, (H, V), np.int8)
     nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"]),
-        helper.make_node("MatMulInteger", ["xq", "codes", "xz", *(["zero"] if zero is not None else [])], ["product"]),
-        helper.make_node("Cast", ["product"], ["float"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["xs", "scale"], ["both"]),
-        helper.make_node("Mul", ["float", "both"], ["y"]),
+        op("DynamicQuantizeLinear", "x", "xq xs xz"),
+        op("MatMulInteger", "xq codes xz" + (" zero" if zero is not None else ""), "product"),
+        op("Cast", "product", "float", to=TensorProto.FLOAT),
+        op("Mul", "xs scale", "both"),
+        op("Mul", "float both", "y"),
     ]
     tensors = {"codes": codes, "scale": scale} | ({"zero": zero} if zero is not None else {})
     return graph_of(nodes, tensors, ("x",))
@@ -328,13 +285,13 @@ def test_a_dynamic_product_without_rounded_activations(tmp_path: Path, columns: 
     scale = np.linspace(0.1, 1, V, dtype="f4") if columns else np.array(0.3, "f4")
     zero = (np.arange(V) % 5).astype("i1") if columns else np.array(2, "i1")
     onnx.save(dynamic(scale, zero if zeros else None), path := tmp_path / "model.onnx")
-    model = ir.load(path)
-    (made,) = matrices(model)
+    stored = ir.load(path)
+    (made,) = matrices(stored)
     assert (made.name, made.operator, made.shape) == ("codes", "MatMulInteger", (V, H))
     assert (made.looked_up, made.multiplied) == (False, True)
     assert (made.rounding.bits, made.rounding.group) == (8, H if columns else V * H)
     assert made.rounding.symmetric is not zeros
-    codes = model.graph.initializers["codes"].const_value.numpy().astype("f4")
+    codes = stored.graph.initializers["codes"].const_value.numpy().astype("f4")
     weight = (codes - (zero if zeros else 0)) * scale
     np.testing.assert_allclose(made.values(), weight.T, rtol=1e-6)
     x = np.random.default_rng(2).standard_normal((3, H)).astype("f4")
@@ -348,10 +305,10 @@ def test_a_dynamic_product_without_rounded_activations(tmp_path: Path, columns: 
 @pytest.mark.parametrize(("level", "forms"), [(None, set()), (0, set()), (1, set()), (4, {"block"})])
 def test_blocks_without_rounded_activations(tmp_path: Path, level: int | None, forms: set[str]) -> None:
     """MatMulNBits rounds activations at levels other than those of float32, and not in the exact copy."""
-    model = onnx.load(two_matrices(path := tmp_path / "model.onnx", {}, rows=V))
+    made = onnx.load(two_matrices(path := tmp_path / "model.onnx", {}, rows=V))
     if level is not None:
-        model.graph.node[1].attribute.append(helper.make_attribute("accuracy_level", level))
-    onnx.save(model, path)
+        made.graph.node[1].attribute.append(helper.make_attribute("accuracy_level", level))
+    onnx.save(made, path)
     assert activation_forms(str(path)) == forms
     exact = exact_copy(str(path), tmp_path)
     assert (exact is not None) == bool(forms)
@@ -361,13 +318,13 @@ def test_blocks_without_rounded_activations(tmp_path: Path, level: int | None, f
 
 def test_matrices_that_parity_cannot_dequantise_are_told(tmp_path: Path) -> None:
     """Codes whose columns are permuted, and operators of which no dequantised form is known."""
-    model = onnx.load(two_matrices(tmp_path / "model.onnx", {}, rows=V))
-    assert list(unread(ir.from_proto(model))) == []
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros(H, "i4"), "order"))
-    model.graph.node[1].name = "head"
-    model.graph.node[1].input.append("order")
-    model.graph.node.append(helper.make_node("QMoE", ["x"], ["z"], name="experts", domain="com.microsoft"))
-    assert list(unread(ir.from_proto(model))) == [
+    made = onnx.load(two_matrices(tmp_path / "model.onnx", {}, rows=V))
+    assert list(unread(ir.from_proto(made))) == []
+    made.graph.initializer.append(numpy_helper.from_array(np.zeros(H, "i4"), "order"))
+    made.graph.node[1].name = "head"
+    made.graph.node[1].input.append("order")
+    made.graph.node.append(op("QMoE", "x", "z", name="experts", domain="com.microsoft"))
+    assert list(unread(ir.from_proto(made))) == [
         "MatMulNBits head reads codes in a form that tieconv does not know",
         "QMoE experts has no dequantised form that tieconv knows",
     ]
@@ -380,10 +337,7 @@ def test_activations_are_rounded_as_the_operators_do() -> None:
         for head in heads.values():
             head.weight.copy_(torch.eye(40))
     x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)) + 0.5
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
-    ]
+    nodes = [op("DynamicQuantizeLinear", "x", "q s z"), op("DequantizeLinear", "q s z", "y")]
     (by_tensor,) = ReferenceEvaluator(graph_of(nodes, {}, ("x",))).run(None, {"x": x.numpy()})
     blocks = torch.nn.functional.pad(x, (0, 24)).reshape(-1, 32)
     scale = blocks.abs().amax(1, keepdim=True) / 127

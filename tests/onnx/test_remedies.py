@@ -16,6 +16,7 @@ import tieconv as api
 from fixtures.onnx_graphs import BUILDERS, Graph, H, V, build, embedding, transposed, turned, values
 from tests.cli.run import run
 from tests.onnx.graphs import outputs, same_bits
+from tests.onnx.nodes import model, op, outside, save, token_ids, value
 from tests.onnx.share.test_bits import Chain
 from tests.onnx.share.test_quantised_pairs import Pair
 from tests.onnx.share.test_quantised_pairs import build as build_pair
@@ -232,28 +233,16 @@ def test_a_graph_above_2_gb(tmp_path: Path) -> None:
     """Two copies of 1.2 GB in a sparse data file: one remains, proved in a session."""
     rows, width = 150_000, 2048
     size = rows * width * 4
-    stored = []
+    shapes = {"embed": (rows, width), "head": (width, rows)}
+    stored = [outside(*shape, "model.onnx.data", at * size, size) for at, shape in enumerate(shapes.items())]
     with (tmp_path / "model.onnx.data").open("wb") as data:
-        for index, (name, shape) in enumerate((("embed", (rows, width)), ("head", (width, rows)))):
-            tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", "model.onnx.data"), ("offset", index * size), ("length", size)):
-                tensor.external_data.add(key=key, value=str(value))
-            stored.append(tensor)
         for row, column in ((0, 0), (7, 2047), (149_999, 5)):
             for offset in (row * width + column, size // 4 + column * rows + row):
                 data.seek(4 * offset)
                 data.write(np.float32(row + 1).tobytes())
         data.truncate(2 * size)
-    nodes = [
-        helper.make_node("Gather", ["embed", "input_ids"], ["x"]),
-        helper.make_node("MatMul", ["x", "head"], ["logits"]),
-    ]
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", rows])
-    graph = helper.make_graph(nodes, "g", [ids], [logits], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, tmp_path / "model.onnx")
+    nodes = [op("Gather", "embed input_ids", "x"), op("MatMul", "x head", "logits")]
+    save(model(nodes, [token_ids()], [value("logits", ["b", "s", rows])], stored), tmp_path / "model.onnx")
     outcome = api.plan_graph_dedup(tmp_path / "model.onnx").execute(tmp_path / "out.onnx")
     assert outcome.proofs[0].copies == (("embed", 1),)
     assert (tmp_path / "out.onnx.data").stat().st_size == size

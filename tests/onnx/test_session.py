@@ -9,11 +9,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import onnx
+import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper
 
+from tests.onnx.nodes import model, op, save, token_ids, value
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
 from tieconv.onnx.ort_session import CPU, CUDA, UNKNOWN, Cause, open_session
@@ -229,18 +229,15 @@ def test_whole_numbers_may_stay_on_the_cpu(monkeypatch, packages) -> None:
 
 def test_which_nodes_compute_whole_numbers(tmp_path: Path) -> None:
     """Those whose results are all known to be whole numbers; a TopK gives values too."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])]
-    inputs += [helper.make_tensor_value_info("k", TensorProto.INT64, [1])]
+    inputs = [value("x", ["n"]), token_ids("k", [1])]
     nodes = [
-        helper.make_node("Shape", ["x"], ["sides"], name="shape"),
-        helper.make_node("ScatterND", ["sides", "at", "sides"], ["changed"], name="scatter"),
-        helper.make_node("TopK", ["x", "k"], ["best", "where"], name="top"),
+        op("Shape", "x", "sides", name="shape"),
+        op("ScatterND", "sides at sides", "changed", name="scatter"),
+        op("TopK", "x k", "best where", name="top"),
     ]
-    known = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("sides", "changed", "where")]
-    known += [helper.make_tensor_value_info("best", TensorProto.FLOAT, [1])]
-    at = helper.make_tensor("at", TensorProto.INT64, [1, 1], [0])
-    graph = helper.make_graph(nodes, "g", inputs, known[1:], [at], value_info=known[:1])
-    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "g.onnx")
+    sides, *outputs = (token_ids(name, [1]) for name in ("sides", "changed", "where"))
+    outputs.append(value("best", [1]))
+    save(model(nodes, inputs, outputs, {"at": np.array([[0]])}, value_info=[sides]), tmp_path / "g.onnx")
     assert shape_nodes(read_graph(str(tmp_path / "g.onnx"))) == {"shape", "scatter"}
 
 

@@ -21,6 +21,7 @@ from onnx import helper
 import tieconv as api
 from fixtures.onnx_graphs import SHARED, V, build, transposed
 from tests.cli.run import ok, refused, run
+from tests.onnx import nodes
 from tests.onnx.graphs import SHAPES, copies, disk, outputs, same_bits
 from tests.schemas import validate
 from tieconv.checkpoint.graph_plan import SharedMatrix
@@ -91,16 +92,9 @@ def test_unchanged_graph_follows_its_data(graph: Path, tmp_path: Path) -> None:
     """A graph in which nothing is twice, but whose data file loses a region, is pointed to the new places."""
     model = onnx.load(graph, load_external_data=False)
     last = next(t for t in model.graph.initializer if t.name == "mlp.weight")
-    other = onnx.helper.make_graph(
-        [onnx.helper.make_node("Gather", ["mlp.weight", "input_ids"], ["y"])],
-        "g",
-        [model.graph.input[0]],
-        [onnx.helper.make_tensor_value_info("y", 1, ["b", "s", 32])],
-        [last],
-    )
-    graph.with_name("other.onnx").write_bytes(
-        onnx.helper.make_model(other, opset_imports=model.opset_import, ir_version=10).SerializeToString()
-    )
+    lookup, opset = nodes.op("Gather", "mlp.weight input_ids", "y"), model.opset_import[0].version
+    other = nodes.model([lookup], [model.graph.input[0]], [nodes.value("y", ["b", "s", 32])], [last], opset=opset)
+    graph.with_name("other.onnx").write_bytes(other.SerializeToString())
     plan = api.plan_graph_dedup(graph.parent)
     assert set(plan.plan.changed) == {"model.onnx", "other.onnx"}
     plan.execute(tmp_path / "out")
@@ -187,8 +181,8 @@ def test_not_proved_is_said(graph: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_operator_that_no_session_knows(graph: Path, tmp_path: Path) -> None:
     """The reason that the runtime gives names the graph, not the temporary file."""
     model = onnx.load(graph, load_external_data=False)
-    model.graph.node.append(onnx.helper.make_node("Acme", [model.graph.output[0].name], ["z"], domain="com.acme"))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["n"]))
+    model.graph.node.append(nodes.op("Acme", model.graph.output[0].name, "z", domain="com.acme"))
+    model.graph.output.append(nodes.value("z", ["n"]))
     model.opset_import.append(onnx.helper.make_opsetid("com.acme", 1))
     onnx.save(model, graph)
     result = ok("dedup", graph, "-o", tmp_path / "out.onnx")
@@ -246,19 +240,16 @@ def test_overwrite(graph: Path, tmp_path: Path) -> None:
     assert (tmp_path / "old.onnx").stat().st_size < inline.stat().st_size
 
 
-@pytest.mark.parametrize("command", ["retie", "diff", "convert --to torch", "bias zero", "set-tie true"])
+@pytest.mark.parametrize("command", ["retie", "diff", "reindex", "convert --to torch", "bias zero", "set-tie true"])
 def test_other_commands_say_so(graph: Path, command: str) -> None:
-    """Every command that does not take graphs says it in a sentence, and which do."""
-    more = [graph] if command == "diff" else []
-    if command.startswith("set-tie"):
-        assert "no such" not in refused(command, graph)
-        return
-    result = run(command, graph, *more)
-    assert result.exit_code == 2
-    assert result.stderr.splitlines() == [
-        "error: model.onnx is an ONNX graph, and this command reads only checkpoints",
-        "hint: tieconv inspect, check, dedup and untie read graphs; tieconv parity compares them with checkpoints",
-    ]
+    """Every command that does not take graphs says it in a sentence, and which do, for a file and a directory."""
+    for target in (graph, graph.parent):
+        result = run(command, target, *([target] if command == "diff" else []))
+        assert result.exit_code == 2
+        assert result.stderr.splitlines() == [
+            f"error: {target.name} is an ONNX graph, and this command reads only checkpoints",
+            "hint: tieconv inspect, check, dedup and untie read graphs; tieconv parity compares them with checkpoints",
+        ]
 
 
 @pytest.mark.parametrize("line", ["dedup --embed x", "dedup --head x", "untie --keep-flag", "untie --bias zero"])

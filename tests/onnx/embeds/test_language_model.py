@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tieconv
 from tests.cli.run import ok, refused
+from tests.onnx import nodes
 from tests.onnx.embeds.families import FAMILIES, ROWS, graph_tokens, picture, save, torch_tokens, words
 from tests.slow import fast_only
 from tieconv.checkpoint.graph_plan import ExportOutcome
@@ -222,22 +223,15 @@ def test_a_shared_weight_is_not_copied(tmp_path: Path) -> None:
     from tieconv.onnx.write.plan import split_at
 
     table = np.arange(4096, dtype=np.float32).reshape(64, 64)
-    tensor = numpy_helper.from_array(table, "table")
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])
-    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 64])
-    rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 64])
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["rows"]),
-        helper.make_node("MatMul", ["rows", "table"], ["out"]),
-    ]
-    graph = helper.make_graph(nodes, "g", [ids], [out], [tensor], value_info=[rows])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
-        str(tmp_path / "g.onnx"), save_as_external_data=True, location="g.data", size_threshold=0,
+    made = nodes.model(
+        [nodes.op("Gather", "table ids", "rows"), nodes.op("MatMul", "rows table", "out")],
+        [nodes.token_ids("ids", ["n"])], [nodes.value("out", ["n", 64])], {"table": table},
+        value_info=[nodes.value("rows", ["n", 64])],
     )  # fmt: skip
-    before = (tmp_path / "g.data").read_bytes()
+    nodes.save(made, tmp_path / "g.onnx", external=True)
+    before = (tmp_path / "g.onnx.data").read_bytes()
     split_at(tmp_path, "g.onnx", ["rows"], "first.onnx")
-    assert (tmp_path / "g.data").read_bytes() == before
+    assert (tmp_path / "g.onnx.data").read_bytes() == before
     assert place(tmp_path / "g.onnx", [64, 64]) == place(tmp_path / "first.onnx", [64, 64]) != []
     assert values(proto(tmp_path / "g.onnx").graph) == [("rows", TensorProto.FLOAT)]
     assert values(proto(tmp_path / "first.onnx").graph) == [("ids", TensorProto.INT64)]

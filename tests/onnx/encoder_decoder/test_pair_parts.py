@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 torch = pytest.importorskip("torch")
 
+from tests.onnx.nodes import model, save  # noqa: E402
 from tieconv.checkpoint.results.parity import Identity  # noqa: E402
 from tieconv.errors import RefusedError, UnreadableError, VerificationError  # noqa: E402
 from tieconv.onnx.export.carry_out import check_once  # noqa: E402
@@ -36,10 +37,7 @@ def value(name: str, kind: int, *axes: Any) -> onnx.ValueInfoProto:
 
 
 def saved(path: Path, inputs: Axes, outputs: Axes, nodes: Axes = [], weights: Axes = []) -> Path:  # noqa: B006
-    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
+    return save(model(nodes, inputs, outputs, weights), path)
 
 
 IDS, MASK = value("input_ids", N, "b", "s"), value("encoder_attention_mask", N, "b", "e")
@@ -139,8 +137,8 @@ def test_equal_tensors_of_two_graphs_are_one_range(tmp_path: Path) -> None:
         graphs.append(ir.load(path))
     write_data(graphs, tmp_path / "data")
     places = {}
-    for index, model in enumerate(graphs):
-        ir.save(model, tmp_path / f"made{index}.onnx")
+    for index, graph in enumerate(graphs):
+        ir.save(graph, tmp_path / f"made{index}.onnx")
         proto = onnx.load(tmp_path / f"made{index}.onnx", load_external_data=False)
         for tensor in proto.graph.initializer:
             places[tensor.name] = {entry.key: entry.value for entry in tensor.external_data}

@@ -17,6 +17,8 @@ import tieconv
 from tests.cli.run import ok, refused
 from tests.onnx.graphs import copies
 from tests.onnx.layouts.conftest import Traced
+from tests.onnx.nodes import model as nodes_model
+from tests.onnx.nodes import op, token_ids, value
 from tests.slow import fast_only
 from tieconv.api.graphs import LAYOUT_NAMES
 from tieconv.checkpoint.graph_plan import HeadForm
@@ -173,16 +175,9 @@ def test_data_that_is_written_anew_keeps_its_name(tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).normal(size=(256, 16)).astype("f4")
     raw = tmp_path / "raw"
     raw.mkdir()
-    ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["batch", "sequence"])
-    logits = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", "sequence", 256])
-    nodes = [
-        onnx.helper.make_node("Gather", ["table", "input_ids"], ["hidden"]),
-        onnx.helper.make_node("MatMul", ["hidden", "turned"], ["logits"]),
-    ]
-    weights = [onnx.numpy_helper.from_array(matrix, "table")]
-    weights += [onnx.numpy_helper.from_array(np.ascontiguousarray(matrix.T), "turned")]
-    graph = onnx.helper.make_graph(nodes, "g", [ids], [logits], weights)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    nodes = [op("Gather", "table input_ids", "hidden"), op("MatMul", "hidden turned", "logits")]
+    weights = {"table": matrix, "turned": np.ascontiguousarray(matrix.T)}
+    model = nodes_model(nodes, [token_ids()], [value("logits", ["b", "s", 256])], weights)
     onnx.save(model, raw / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
     share(raw, tmp_path / "new", HeadForm.GEMM)
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"model.onnx", "model.onnx_data"}

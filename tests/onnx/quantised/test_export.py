@@ -16,10 +16,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, save
 
 import tieconv as api
 from tests.cli.run import refused, run
+from tests.onnx import nodes
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.graphs import same_bits, session, tensors
 from tests.onnx.test_memory import WATCHED
@@ -175,17 +175,10 @@ def chain(folder: Path, count: int) -> Path:
     """A graph of ``count`` products with transposed matrices of 9 MiB."""
     folder.mkdir()
     matrix = np.random.default_rng(0).standard_normal((SIDE, SIDE), dtype=np.float32)
-    nodes, tensors = [], []
-    for number in range(count):
-        tensors.append(helper.make_tensor(f"w{number}", TensorProto.FLOAT, matrix.shape, matrix.tobytes(), raw=True))
-        inputs = [f"x{number}", f"w{number}"]
-        nodes.append(helper.make_node("Gemm", inputs, [f"x{number + 1}"], transB=1))
-    ends = [helper.make_tensor_value_info(f"x{number}", TensorProto.FLOAT, ["b", SIDE]) for number in (0, count)]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
-    save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10),
-        folder / "model.onnx", save_as_external_data=True, location="model.onnx.data",
-    )  # fmt: skip
+    gemms = [nodes.op("Gemm", f"x{number} w{number}", f"x{number + 1}", transB=1) for number in range(count)]
+    tensors = {f"w{number}": matrix for number in range(count)}
+    ends = [nodes.value(f"x{number}", ["b", SIDE]) for number in (0, count)]
+    nodes.save(nodes.model(gemms, ends[:1], ends[1:], tensors, opset=18), folder / "model.onnx", external=True)
     return folder
 
 

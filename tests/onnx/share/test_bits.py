@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import tieconv as api
-from fixtures.onnx_graphs import Graph, build, values
+from fixtures.onnx_graphs import Graph, build, turned, values
 from tests.conftest import ROOT
 from tests.onnx.graphs import outputs, same_bits, session
+from tests.onnx.nodes import model, op, save, token_ids, value
 from tieconv.checkpoint.graph_structure import MEASURED_RUNTIMES, RUNTIMES
 from tieconv.onnx.share.find import FUSED_F64
 from tieconv.onnx.share.untie import reshaped_gemm_of
@@ -341,9 +342,9 @@ def test_numbers_that_nothing_reads_go(tmp_path: Path) -> None:
     chain = Chain(32, "f4")
     cap = chain.constant(np.array(30.0))
     chain.head()
-    for op in ("Div", "Tanh", "Mul"):
-        inputs = [chain.at] if op == "Tanh" else [chain.at, cap]
-        chain.at = chain.graph.add(op, inputs, chain.name())
+    for kind in ("Div", "Tanh", "Mul"):
+        inputs = [chain.at] if kind == "Tanh" else [chain.at, cap]
+        chain.at = chain.graph.add(kind, inputs, chain.name())
     source = chain.save(tmp_path / "in" / "model.onnx")
     api.plan_graph_dedup(source.parent, head_form="gemm").execute(tmp_path / "out")
     graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
@@ -360,21 +361,10 @@ def lone_head(
     """`hidden` [n, width] in F32 to `logits` through a head in ``dtype``, no shape declared between them."""
     embed = (10 * values(1, (V, 32))).astype(dtype)
     kind = helper.np_dtype_to_tensor_dtype(embed.dtype)
-    nodes = [helper.make_node("Gather", ["embed", "ids"], ["found"]), *before]
-    nodes += [helper.make_node("MatMul", ["x", "head"], ["y"]), *behind]
-    tensors = {"embed": embed, "head": embed.T, **{name: np.array([n], dtype) for name, n in numbers.items()}}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"]),
-         helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["n", 32])],
-        [helper.make_tensor_value_info("found", kind, ["n", 32]),
-         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", V])],
-        [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in tensors.items()],
-    )  # fmt: skip
-    path.parent.mkdir(parents=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    return path
+    nodes = [op("Gather", "embed ids", "found"), *before, op("MatMul", "x head", "y"), *behind]
+    tensors = {"embed": embed, "head": turned(embed), **{name: np.array([n], dtype) for name, n in numbers.items()}}
+    inputs, outputs = [token_ids("ids", ["n"]), value("hidden", ["n", 32])], [value("logits", ["n", V])]
+    return save(model(nodes, inputs, [value("found", ["n", 32], kind), *outputs], tensors, opset=18), path)
 
 
 def check_lone(source: Path, out: Path) -> list[onnx.NodeProto]:
@@ -390,8 +380,7 @@ def check_lone(source: Path, out: Path) -> list[onnx.NodeProto]:
 def test_types_without_a_declared_shape(tmp_path: Path, dtype: str) -> None:
     """A cast that declares no shape stays before a lone Gemm; integers keep a MatMul, as no Gemm takes them."""
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    before = [helper.make_node("Cast", ["hidden"], ["x"], to=kind)]
-    behind = [helper.make_node("Cast", ["y"], ["logits"], to=TensorProto.FLOAT)]
+    before, behind = [op("Cast", "hidden", "x", to=kind)], [op("Cast", "y", "logits", to=TensorProto.FLOAT)]
     made = check_lone(lone_head(tmp_path / "in" / "model.onnx", dtype, before, behind), tmp_path / "out")
     products = [node.op_type for node in made if node.op_type in {"Cast", "Reshape", "Gemm", "MatMul"}]
     assert products == ["Cast", "Gemm" if dtype == "f2" else "MatMul", "Cast"]
@@ -400,8 +389,7 @@ def test_types_without_a_declared_shape(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.parametrize("factor", [1e30, 1e-30])
 def test_factors_beyond_an_alpha(tmp_path: Path, factor: float) -> None:
     """Factors whose product is infinite or nothing in F32: those that fit become the alpha, the others stay nodes."""
-    before = [helper.make_node("Mul", ["hidden", "c"], ["x"])]
-    behind = [helper.make_node("Mul", ["y", "c"], ["logits"])]
+    before, behind = [op("Mul", "hidden c", "x")], [op("Mul", "y c", "logits")]
     source = lone_head(tmp_path / "in" / "model.onnx", "f4", before, behind, c=factor)
     made = check_lone(source, tmp_path / "out")
     assert [node.op_type for node in made] == ["Gather", "Gemm", "Mul"]
@@ -409,24 +397,19 @@ def test_factors_beyond_an_alpha(tmp_path: Path, factor: float) -> None:
     assert alpha == np.float32(factor)
 
 
-def _node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
-    return helper.make_node(op, inputs.split(), [output], **attributes)
-
-
 def _branch(name: str, inputs: str) -> onnx.GraphProto:
-    inner = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-    return helper.make_graph([_node("Mul", inputs, name)], name, [], [inner])
+    return helper.make_graph([op("Mul", inputs, name)], name, [], [value(name)])
 
 
 STAY = {
-    "an output of the graph": ([_node("Mul", "y c", "logits")], ["y"], []),
-    "two factors of one product": ([_node("Mul", "y c", "logits"), _node("Mul", "y c", "more")], ["more"], []),
-    "a number over the product": ([_node("Div", "c y", "logits")], [], []),
-    "a number that a caller may replace": ([_node("Mul", "y c", "logits")], [], ["c"]),
-    "a number that adds axes": ([_node("Mul", "y wide", "logits")], [], []),
+    "an output of the graph": ([op("Mul", "y c", "logits")], ["y"], []),
+    "two factors of one product": ([op("Mul", "y c", "logits"), op("Mul", "y c", "more")], ["more"], []),
+    "a number over the product": ([op("Div", "c y", "logits")], [], []),
+    "a number that a caller may replace": ([op("Mul", "y c", "logits")], [], ["c"]),
+    "a number that adds axes": ([op("Mul", "y wide", "logits")], [], []),
     "a factor in a branch": (
-        [_node("Cast", "one", "yes", to=TensorProto.BOOL),
-         _node("If", "yes", "logits", then_branch=_branch("t", "y c"), else_branch=_branch("e", "c c"))],
+        [op("Cast", "one", "yes", to=TensorProto.BOOL),
+         op("If", "yes", "logits", then_branch=_branch("t", "y c"), else_branch=_branch("e", "c c"))],
         [], []),
 }  # fmt: skip
 
@@ -436,14 +419,14 @@ def test_what_is_no_factor_of_the_product_alone_stays(tmp_path: Path, name: str)
     """A factor stays a node where something else sees the product without it, or where it is none."""
     behind, more, inputs = STAY[name]
     sides = [1, "n", V] if name == "a number that adds axes" else ["n", V]
-    before = [_node("Identity", "hidden", "x")]
+    before = [op("Identity", "hidden", "x")]
     path = lone_head(tmp_path / "in" / "model.onnx", "f4", before, behind, c=0.3, one=1.0)
     model = onnx.load(path)
     model.graph.initializer.append(numpy_helper.from_array(np.full((1, 1, 1), 0.3, "f4"), "wide"))
-    model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", V]))
-    model.graph.output[1].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, sides))
-    model.graph.output.extend(helper.make_tensor_value_info(one, TensorProto.FLOAT, ["n", V]) for one in more)
-    model.graph.input.extend(helper.make_tensor_value_info(one, TensorProto.FLOAT, [1]) for one in inputs)
+    model.graph.value_info.append(value("y", ["n", V]))
+    model.graph.output[1].CopyFrom(value("logits", sides))
+    model.graph.output.extend(value(one, ["n", V]) for one in more)
+    model.graph.input.extend(value(one, [1]) for one in inputs)
     onnx.save(model, path)
     made = check_lone(path, tmp_path / "out")
     assert [node.op_type for node in made if node.op_type in {"Mul", "Div", "If"}] == [
@@ -467,7 +450,7 @@ def test_a_factor_before_the_branches_stays(tmp_path: Path) -> None:
     for attribute in choice.attribute:
         attribute.g.node[0].input[0] = "scaled"
     del model.graph.node[:]
-    model.graph.node.extend([*before, _node("Mul", "hidden c", "scaled"), choice])
+    model.graph.node.extend([*before, op("Mul", "hidden c", "scaled"), choice])
     model.graph.initializer.append(numpy_helper.from_array(np.float32(0.3), "c"))
     onnx.save(model, path)
     assert api.plan_graph_dedup(path.parent).execute(tmp_path / "out").verified

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import tieconv as api
 from tests.onnx.graphs import SHAPES, outputs, same_bits, tensors
+from tests.onnx.nodes import model, op, save, token_ids, value
 from tieconv.errors import StalePlanError
 
 V, BLOCK = 96, 32
@@ -55,33 +57,15 @@ def build(path: Path, pair: Pair) -> Path:
     if pair.reshaped:
         names["embed"] = ["rows", *names["head"][1:]]
         stored["two"] = np.array([V, codes.size // V])
-        nodes.append(helper.make_node("Reshape", ["head", "two"], ["rows"]))
+        nodes.append(op("Reshape", "head two", "rows"))
     names = {side: [name for name in parts if name not in pair.without] for side, parts in names.items()}
-    code, *rest = names["embed"]
-    nodes += [
-        helper.make_node(
-            "GatherBlockQuantized", [code, "input_ids", *rest], ["x"], "embedding", gather_axis=0, quantize_axis=1,
-            **form | pair.attributes,
-        ),
-        helper.make_node(
-            "MatMulNBits", ["x", *names["head"]], ["logits"], K=width, N=V, accuracy_level=pair.accuracy, **form
-        ),
-    ]  # fmt: skip
-    used = {name for node in nodes for name in node.input}
-    kind = TensorProto.FLOAT16 if pair.half else TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
-        [helper.make_tensor_value_info("logits", kind, ["b", "s", V])],
-        [numpy_helper.from_array(array, name) for name, array in stored.items() if name in used],
-    )
-    domains = [helper.make_opsetid("", pair.opset), helper.make_opsetid("com.microsoft", 1)]
-    path.parent.mkdir(exist_ok=True)
-    model = helper.make_model(graph, opset_imports=domains, ir_version=10)
-    outside = {"save_as_external_data": True, "location": "model.onnx.data", "size_threshold": 0}
-    onnx.save(model, path, **(outside if pair.external else {}))
-    return path
+    lookup, head = " ".join(names["embed"]).replace(" ", " input_ids ", 1), " ".join(["x", *names["head"]])
+    axes = {"gather_axis": 0, "quantize_axis": 1}
+    nodes.append(op("GatherBlockQuantized", lookup, "x", name="embedding", **axes, **form | pair.attributes))
+    nodes.append(op("MatMulNBits", head, "logits", K=width, N=V, accuracy_level=pair.accuracy, **form))
+    used = {name: stored[name] for node in nodes for name in node.input if name in stored}
+    logits = value("logits", ["b", "s", V], TensorProto.FLOAT16 if pair.half else TensorProto.FLOAT)
+    return save(model(nodes, [token_ids()], [logits], used, opset=pair.opset), path, external=pair.external)
 
 
 SHARED = {
@@ -151,11 +135,11 @@ def test_what_only_looks_equal_is_refused(tmp_path: Path, name: str) -> None:
 def test_another_block_size_is_refused(tmp_path: Path) -> None:
     """Blocks of 64 with half as many scales: the same sides, another quantisation."""
     source = build(tmp_path / "in" / "model.onnx", Pair())
-    model = onnx.load(source)
-    scales = next(tensor for tensor in model.graph.initializer if tensor.name == "embed_scales")
+    made = onnx.load(source)
+    scales = next(tensor for tensor in made.graph.initializer if tensor.name == "embed_scales")
     scales.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scales)[:, ::2].copy(), "embed_scales"))
-    next(entry for entry in model.graph.node[0].attribute if entry.name == "block_size").i = 64
-    onnx.save(model, source)
+    next(entry for entry in made.graph.node[0].attribute if entry.name == "block_size").i = 64
+    onnx.save(made, source)
     plan = api.plan_graph_dedup(source).plan
     (matrix,) = plan.matrices
     assert "stay two matrices: 4 bits in blocks of 64 and 4 bits in blocks of 32 (embed, head)" in matrix.left
@@ -165,10 +149,10 @@ def test_another_block_size_is_refused(tmp_path: Path) -> None:
 def test_default_zero_points_are_no_difference(tmp_path: Path) -> None:
     """Zero points that are all 8 are what an operator without zero points subtracts."""
     source = build(tmp_path / "in" / "model.onnx", Pair(zeros=True, without=("head_zeros",)))
-    model = onnx.load(source)
-    zeros = next(tensor for tensor in model.graph.initializer if tensor.name == "embed_zeros")
+    made = onnx.load(source)
+    zeros = next(tensor for tensor in made.graph.initializer if tensor.name == "embed_zeros")
     zeros.CopyFrom(numpy_helper.from_array(np.full_like(numpy_helper.to_array(zeros), 0x88), "embed_zeros"))
-    onnx.save(model, source)
+    onnx.save(made, source)
     api.plan_graph_dedup(source).execute(tmp_path / "out.onnx")
     assert {name for name, array in tensors(tmp_path / "out.onnx") if array.size > 8} == {"head", "head_scales"}
     before, after = (outputs(path, (2, 7), V) for path in (source, tmp_path / "out.onnx"))
@@ -183,12 +167,8 @@ def test_a_change_after_the_plan_is_seen(tmp_path: Path) -> None:
     stat = data.stat()
 
     def change(*_: object) -> None:
-        content = bytearray(data.read_bytes())
-        content[: V * 8] = b"\1" * (V * 8)
         with data.open("r+b") as file:
-            file.write(content)
-        import os
-
+            file.write(b"\1" * (V * 8))
         os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
     with pytest.raises(StalePlanError):
@@ -210,45 +190,30 @@ def dequantised(path: Path, kind: str, *, per_row: bool, zeros: bool = True, cha
     }
     other = codes.copy()
     other[0, 0] += changed
-    parts, axis = ["S", "Z"] if zeros else ["S"], {"axis": 0} if per_row else {}
-    nodes = [
-        helper.make_node("DequantizeLinear", ["W", *parts], ["F"], **axis),
-        helper.make_node("Gather", ["F", "input_ids"], ["x"]),
-    ]
+    parts, axis = "S Z" if zeros else "S", {"axis": 0} if per_row else {}
+    nodes = [op("DequantizeLinear", f"W {parts}", "F", **axis), op("Gather", "F input_ids", "x")]
     if kind == "rows":
-        nodes = [
-            helper.make_node("Gather", ["W", "input_ids"], ["rows"]),
-            helper.make_node("DequantizeLinear", ["rows", *parts], ["x"]),
-        ]
+        nodes = [op("Gather", "W input_ids", "rows"), op("DequantizeLinear", f"rows {parts}", "x")]
     turned = kind in ("turned", "rows")
     if kind != "shared":
         stored["W2"] = other.T.copy() if turned else other
         more = {"axis": 1 if turned else 0} if per_row else {}
-        nodes.append(helper.make_node("DequantizeLinear", ["W2", *parts], ["F2"], **more))
+        nodes.append(op("DequantizeLinear", f"W2 {parts}", "F2", **more))
     matrix = "F" if kind == "shared" else "F2"
     if kind == "gemm":
-        stored |= {"flat": np.array([-1, H]), "whole": np.array([0, -1, CODES])}
+        stored |= {"flat": np.array([-1, H]), "whole": np.array([0, -1, CODES]), "tokens": np.array([CODES])}
         nodes += [
-            helper.make_node("Reshape", ["x", "flat"], ["x2"]),
-            helper.make_node("Gemm", ["x2", matrix], ["y2"], transB=1),
-            helper.make_node("Shape", ["input_ids"], ["ids"]),
-            helper.make_node("Concat", ["ids", "tokens"], ["sides"], axis=0),
-            helper.make_node("Reshape", ["y2", "sides"], ["logits"], allowzero=1),
+            op("Reshape", "x flat", "x2"),
+            op("Gemm", f"x2 {matrix}", "y2", transB=1),
+            op("Shape", "input_ids", "ids"),
+            op("Concat", "ids tokens", "sides", axis=0),
+            op("Reshape", "y2 sides", "logits", allowzero=1),
         ]
-        stored["tokens"] = np.array([CODES])
     else:
         if not turned:
-            nodes.append(helper.make_node("Transpose", [matrix], ["T"], perm=[1, 0]))
-        nodes.append(helper.make_node("MatMul", ["x", matrix if turned else "T"], ["logits"]))
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", CODES])],
-        [numpy_helper.from_array(array, name) for name, array in stored.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return path
+            nodes.append(op("Transpose", matrix, "T", perm=[1, 0]))
+        nodes.append(op("MatMul", f"x {matrix if turned else 'T'}", "logits"))
+    return save(model(nodes, [token_ids()], [value("logits", ["b", "s", CODES])], stored, opset=21), path)
 
 
 SHARED_CODES = [("shared", False), ("shared", True), ("two", False), ("turned", False), ("rows", False),
