@@ -18,7 +18,7 @@ from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Parameter
 from tieconv.loaders.registry import CONSUMERS
-from tieconv.plans import plan_retie, plan_untie
+from tieconv.plans import Survivor, plan_retie, plan_untie
 from tieconv.plans.build import alone, plan_add_format
 from tieconv.plans.meaning import KnownValues, described
 from tieconv.plans.verbs.bias_verbs import plan_bias_unify
@@ -159,7 +159,9 @@ class _Trial:
 def _plan(action: Action, inspection: Inspection) -> Plan:
     match action.verb:
         case "retie":
-            return plan_retie(inspection)
+            options = dict(action.options)
+            survivor = Survivor.EMBED if "survivor" in options else None
+            return plan_retie(inspection, survivor=survivor, force="force" in options)
         case "untie":
             return plan_untie(inspection, keep_flag=("keep_flag", True) in action.options)
         case "set-tie false":

@@ -67,6 +67,11 @@ CASES = {
         llama(head=matrix().astype("<f2")),
         "TIE001 warning",
     ),
+    "the same values in another dtype are equal in each": (
+        flagged(LLAMA, True),
+        {**llama(head=matrix().astype("<f2")), EMBED: matrix().astype("<f2").astype("<f4")},
+        "TIE002 warning",
+    ),
     "the sign of a zero changes no logit": (
         flagged(LLAMA, True),
         {EMBED: NEGATED, HEAD: sign_flipped()},

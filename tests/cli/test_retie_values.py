@@ -274,6 +274,17 @@ def _cast(values: dict[str, Any]) -> None:
     values[MEAN_HEAD] = values[MEAN_HEAD].float() + 0.01
 
 
+def test_the_same_values_in_another_dtype_go(tmp_path: Path) -> None:
+    """Only the forced command drops them, and `check --fix` runs it, because the values stay."""
+    values = made(tmp_path / "m", "llama", torch.bfloat16)
+    edit(tmp_path / "m", lambda stored: stored.update({HEAD: stored[EMBED].float()}))
+    assert "it has the same values in another dtype" in refused("retie", tmp_path / "m")
+    result = run("check --fix", tmp_path / "m", "-o", tmp_path / "out")
+    assert "TIE002" in result.output and "review first" not in result.output
+    assert all(torch.equal(value, values[name]) for name, value in tensors(tmp_path / "out").items())
+    assert HEAD not in tensors(tmp_path / "out")
+
+
 def _codes(values: dict[str, Any]) -> None:
     values[MEAN_HEAD] = values[MEAN_HEAD].to(torch.int8)
 

@@ -181,7 +181,7 @@ def sign_of_zero(stored) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (cast, "equal after a cast"),
+        (cast, "the same values in another dtype"),
         (sign_of_zero, "sign of zeros"),
         (lambda stored: stored.update({H: stored.pop(E)}), "is absent, but another name of its group is stored"),
         (lambda stored: stored.update({H: stored[E][:100].clone()}), "the shapes are [100, 32] and [192, 32]"),

@@ -285,6 +285,19 @@ def test_what_was_not_compared_is_unknown(tmp_path: Path) -> None:
     assert verdict(header, same).outcome is Outcome.UNTIED
 
 
+def test_the_dtype_at_loading_decides_about_a_cast(tmp_path: Path) -> None:
+    """As transformers 4.57.6 and 5.24.0 load both models in float32 and bfloat16."""
+    narrow, config = matrix().astype("<f2"), flagged(LLAMA, True)
+    expected = {True: (Outcome.TIED, Outcome.TIED), False: (Outcome.DISCARDED, Outcome.UNKNOWN)}
+    for lossless, outcomes in expected.items():
+        tables = {EMBEDDING: narrow, HEAD: narrow.astype("<f4") if lossless else matrix()}
+        model = api.inspect(save(tmp_path / str(lossless), config, tables))
+        loaded = load(model, TRANSFORMERS_4), load(model, "<0.29", "vllm")
+        answers = [verdict(model, entry) for entry in loaded]
+        assert tuple(answer.outcome for answer in answers) == outcomes
+        assert ("equal only in the narrower of their dtypes" in answers[1].detail) is not lossless
+
+
 def test_equal_bytes_are_not_discarded(tmp_path: Path) -> None:
     """A NaN unties two copies in transformers 5; the graph that takes the head for both loses no value."""
     table = matrix()

@@ -20,6 +20,8 @@ def difference(member: Member, noun: str = "rows") -> str:
             return f"the shapes are {list(shape)} and {list(canonical)}"
         case proved.Transposed():
             return "it is the transpose"
+        case proved.Cast(lossless=True):
+            return "it has the same values in another dtype"
         case proved.Cast(exact=exact):
             return f"equal after a cast, {shown(exact)} holds the full precision"
         case proved.Scaled(factor=factor):
@@ -61,8 +63,10 @@ def figures(relation: proved.Relation) -> str:
             return f"{compared}, contains NaN" if relation.nan and not relation.by else compared
         case proved.Transposed():
             return "every element compared"
-        case proved.Cast(exact=exact, lossless=lossless):
-            return f"{'lossless, ' if lossless else ''}{shown(exact)} holds the full precision"
+        case proved.Cast(lossless=True):
+            return "lossless: the same values in another dtype"
+        case proved.Cast(exact=exact):
+            return f"{shown(exact)} holds the full precision"
         case proved.Scaled(factor=factor):
             precision = "exactly" if relation.exact else f"within {relation.max_ulp} ulp"
             return f"{precision} {factor} times the canonical tensor"

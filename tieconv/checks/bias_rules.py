@@ -157,7 +157,7 @@ def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
     # Yield one finding for each stored bias that differs; BIA004 reports different lengths.
     for tie in inspection.ties:
         for member in tie.members if tie.role is Role.OUTPUT_BIAS else ():
-            if member.state in evidence.UNEQUAL and not evidence.shapes_differ(inspection, tie, member):
+            if evidence.is_unequal(member) and not evidence.shapes_differ(inspection, tie, member):
                 first = evidence.reference(tie)
                 harmless = not tie.declared or member.relation.sign_of_zero_only
                 yield bias_copies_differ.finding(

@@ -61,7 +61,13 @@ EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED
 """States of a tied group without a fault."""
 
 UNEQUAL = frozenset({State.TRANSPOSED, State.CAST, State.SCALED, State.NEAR, State.DISTINCT})
-"""States that prove two tensors different."""
+"""States that prove two tensors different, except for a lossless cast."""
+
+
+def is_unequal(member: Member) -> bool:
+    """Return whether the values of a stored member are proved to differ from those of its group's reference."""
+    return member.state in UNEQUAL and not member.relation.is_lossless_cast
+
 
 LISTED = 4
 """The number of names that a sentence lists. It only counts the rest."""
@@ -90,7 +96,7 @@ def fits_reader(inspection: Inspection, head: Member, tied: bool) -> bool:
     """Return whether the stored head is right for a loader that treats the model as ``tied``."""
     if is_missing(inspection, head):
         return tied
-    return not tied or head.state not in UNEQUAL
+    return not tied or not is_unequal(head)
 
 
 def unheeded_false(inspection: Inspection) -> bool:

@@ -33,20 +33,24 @@ def untie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | 
 def retie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
     """Return `tieconv retie`, or ``None`` if it would refuse.
 
-    It refuses copies that differ, and a flag that also scales the logits.
+    It refuses copies that differ, and a flag that also scales the logits. It must be forced to drop the same values in
+    another dtype.
     """
     if inspection.checkpoint.format == "gguf":
         checkpoint = inspection.checkpoint
-        ties = head_rule(inspection.family.architecture) == TIES and all(map(_is_equal, inspection.ties))
+        ties = head_rule(inspection.family.architecture) == TIES and not any(map(_unequal, inspection.ties))
         if _blocked(checkpoint) or not ties or checkpoint.layout is Layout.SHARDED:
             return None
         return _over_formats(checkpoint, "retie", checkpoint.source, safe=safe)
-    merged = filter(is_merged, inspection.ties)
+    differing = [member for tie in filter(is_merged, inspection.ties) for member in _unequal(tie)]
     flips = (
         not inspection.config.effective or evidence.unheeded_false(inspection) or evidence.levels_disagree(inspection)
     )
-    if not all(_is_equal(tie) for tie in merged) or (flips and not flag_is_storage(inspection)):
+    lossless = all(member.relation.is_lossless_cast for member in differing)
+    if not lossless or (flips and not flag_is_storage(inspection)):
         return None
+    if differing:
+        options |= {"survivor": "embed", "force": True}
     return _remedy(inspection, "retie", safe=safe, **options)
 
 
@@ -166,9 +170,11 @@ def _untie_refuses(inspection: Inspection, tie: Tie, member: Member) -> bool:
     return empty or member.state is State.TRANSPOSED or evidence.shapes_differ(inspection, tie, member)
 
 
-def _is_equal(tie: Tie) -> bool:
-    """Return whether every stored name holds the same bytes, or no elements."""
-    return all(member.state in evidence.EQUAL or member.relation.is_empty for member in tie.stored_members)
+def _unequal(tie: Tie) -> list[Member]:
+    """Return the stored names with elements that do not hold the same bytes as the canonical one."""
+    return [
+        member for member in tie.stored_members if member.state not in evidence.EQUAL and not member.relation.is_empty
+    ]
 
 
 def _remedy(inspection: Inspection, verb: str, *, safe: bool, **options: object) -> Remedy | None:

@@ -86,7 +86,7 @@ def _judge(inspection: Inspection, head: Member, tied: int, untied: int) -> tupl
     if evidence.is_missing(inspection, head):
         remedy = remedies.retie(inspection, safe=tied == 5)
         return Level.ERROR, f"{name} is missing, so transformers {untied} fills it with random values", remedy
-    if head.state in evidence.UNEQUAL:
+    if evidence.is_unequal(head):
         remedy = remedies.untie(inspection, safe=True)
         if tied == 4:
             return Level.ERROR, f"{name} differs from the embedding, and transformers 4 ignores it", remedy
@@ -142,7 +142,7 @@ def _judge_levels(inspection: Inspection, head: Member) -> tuple[Level, str, Rem
     if evidence.is_missing(inspection, head):
         outcome = f"{name} is missing, so a loader that reads false fills it with random values"
         return level, outcome, remedies.retie(inspection, safe=tied)
-    if head.state in evidence.UNEQUAL:
+    if evidence.is_unequal(head):
         outcome = f"{name} differs from the embedding, and a loader that reads true may ignore it"
         return level, outcome, remedies.untie(inspection, safe=True)
     return level, f"{name} is right for both values", remedies.retie(inspection, safe=True)
@@ -227,8 +227,8 @@ def different_values(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Reports a name of a tied group whose stored values differ from those of the canonical name. Rows may differ, or the
-    tensor is a multiple, the transpose, or another matrix. It is a warning if the copy has another dtype and is equal after
-    rounding. It is also one if transformers 4 reads an untied config. It is a note if only the sign of zeros differs.
+    tensor is a multiple, the transpose, or another matrix. It is a warning if the copy has another dtype and is equal only
+    after rounding. It is also one if transformers 4 reads an untied config. It is a note if only the sign of zeros differs.
 
     ## Why it matters
     transformers up to 4.57 overwrites the head with the embedding and prints nothing. A save then loses the head.
@@ -265,7 +265,7 @@ def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
     if evidence.shapes_differ(inspection, tie, member):
         return False
     disputed = evidence.disputed(inspection) and evidence.head_member(inspection, tie) is member
-    return member.state in evidence.UNEQUAL and not disputed
+    return evidence.is_unequal(member) and not disputed
 
 
 def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Finding:
@@ -307,8 +307,9 @@ def redundant_copy(inspection: Inspection) -> Iterator[Finding]:
     """A tied tensor is stored twice.
 
     ## What it does
-    Reports byte-identical copies of the canonical tensor in a tied group, with the wasted bytes. The rule does not report
-    one storage under two names, which wastes nothing, or the two names of a bias.
+    Reports byte-identical copies of the canonical tensor in a tied group, with the wasted bytes. It also reports a head or
+    embedding with the same values in another dtype. The rule does not report one storage under two names, which wastes
+    nothing, or the two names of a bias.
 
     ## Why it matters
     Every loader that ties the pair ignores the copy. The copy costs up to a gigabyte on disk and in transfer. A trainer
@@ -322,7 +323,8 @@ def redundant_copy(inspection: Inspection) -> Iterator[Finding]:
         model.embed_tokens.weight. The model is tied, so the copy wastes 128 B.
 
     ## How to fix
-    `tieconv retie` drops the copy, keeps the canonical name and updates the index.
+    `tieconv retie` drops the copy, keeps the canonical name and updates the index. It drops the same values in another
+    dtype only with `--from embed --force`.
 
     A copy that is wanted is a note, and no command is given. A copy is wanted if a loader of `--for` needs it. It is also
     wanted if the metadata entry `tieconv.keep` of its safetensors file lists it. `tieconv untie --keep-flag` writes that
@@ -333,8 +335,16 @@ def redundant_copy(inspection: Inspection) -> Iterator[Finding]:
     wanted = marked(inspection.checkpoint.files)
     for tie in evidence.declared_tied(inspection):
         copies = [member.name for member in tie.members if _is_copy(inspection, tie, member)]
+        recast = [member.name for member in tie.members if member.relation.is_lossless_cast]
         if copies and tie.role is not Role.OUTPUT_BIAS:
-            yield _report_copies(inspection, tie, copies, is_wanted=wanted.issuperset(copies))
+            are = evidence.are_copies(copies, evidence.reference(tie))
+            yield _report_copies(inspection, tie, copies, are, is_wanted=wanted.issuperset(copies))
+        if recast and tie.role is Role.WORD_EMBEDDING:
+            have = (
+                f"{evidence.clause(recast, 'has', 'have')} the values of {evidence.listed([evidence.reference(tie)])}"
+            )
+            are = f"{have} in another dtype"
+            yield _report_copies(inspection, tie, recast, are, is_wanted=wanted.issuperset(recast))
 
 
 def _is_copy(inspection: Inspection, tie: Tie, member: Member) -> bool:
@@ -343,7 +353,7 @@ def _is_copy(inspection: Inspection, tie: Tie, member: Member) -> bool:
     return equal and not member.relation.holds_nan and not evidence.in_parts(inspection, tie, member)
 
 
-def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], *, is_wanted: bool) -> Finding:
+def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], are_copies: str, *, is_wanted: bool) -> Finding:
     canonical = evidence.reference(tie)
     wasted = size(sum(inspection.checkpoint.tensors[name].nbytes for name in copies))
     is_single = len(copies) == 1
@@ -357,7 +367,7 @@ def _report_copies(inspection: Inspection, tie: Tie, copies: list[str], *, is_wa
     else:
         why = f"The model is tied, so the {the} {verb} {wasted}."
     remedy = None if is_wanted else remedies.merge(inspection, tie)
-    problem = f"{evidence.are_copies(copies, canonical)}. {why}"
+    problem = f"{are_copies}. {why}"
     return redundant_copy.finding(problem, (canonical, *copies), level=Level.NOTE if is_wanted else None, remedy=remedy)
 
 

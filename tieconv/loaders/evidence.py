@@ -71,7 +71,7 @@ def same(member: Member) -> bool | None:
         case State.CANONICAL | State.ALIASED | State.IDENTICAL:
             return True
         case State.UNREAD | State.ABSENT | State.CAST:
-            return None
+            return member.relation.is_lossless_cast or None
         case State.TRANSPOSED | State.SCALED | State.NEAR | State.DISTINCT:
             return member.relation.sign_of_zero_only
         case _:
@@ -347,7 +347,7 @@ def _as_reference(inspection: Inspection, member: Member, dtype: str | None) -> 
     match member.relation:
         case Canonical() | Aliased() | proved.Identical():
             return not member.relation.holds_nan
-        case proved.Cast(lossless=True):
+        case proved.Cast() if member.relation.is_lossless_cast:
             return True
         case proved.Cast(narrow=narrow) if dtype is not None:
             return dtype == inspection.checkpoint.tensors[narrow].dtype

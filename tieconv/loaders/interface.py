@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Outcome, Prediction
-from tieconv.checkpoint.inspection import Inspection, lists_float_head
+from tieconv.checkpoint.inspection import Inspection, State, lists_float_head
 from tieconv.checkpoint.quantised_matrix import (
     EMBEDDING,
     HEAD,
@@ -72,8 +72,12 @@ def _of_alternatives(inspection: Inspection, loaded: Loaded) -> Verdict:
     answers = [_of_parameters(inspection, alternative) for alternative in loaded.alternatives]
     if len({(answer.outcome, answer.dropped) for answer in answers}) == 1:
         return answers[0]
-    first, second = map(shown, loaded.undecided or ("", ""))
-    return Verdict(Outcome.UNKNOWN, f"tieconv did not compare {second} with {first}")
+    first, second = loaded.undecided or ("", "")
+    states = {member.name: member.state for tie in inspection.ties for member in tie.members}
+    if State.CAST in (states.get(first), states.get(second)):
+        sentence = f"{shown(second)} and {shown(first)} are equal only in the narrower of their dtypes"
+        return Verdict(Outcome.UNKNOWN, f"{sentence}, and tieconv does not know the dtype at loading")
+    return Verdict(Outcome.UNKNOWN, f"tieconv did not compare {shown(second)} with {shown(first)}")
 
 
 def _of_parameters(inspection: Inspection, loaded: Loaded) -> Verdict:

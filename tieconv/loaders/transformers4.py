@@ -165,7 +165,7 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
     if version == "4.48" and copies_in_place(read) is None and reading_v4(read):
         # The refusal of a copy that is rounded, if the copy that stays is unknown.
         members = [member for tie in read.ties for member in tie.stored_members]
-        copy = next((member for member in members if member.state is State.CAST), None)
+        copy = next((member for member in members if member.state is State.CAST and not evidence.same(member)), None)
         if copy is not None:
             sentence = f"{shown(copy.name)} is a rounded copy, and tieconv has no measurement of which copy 4.48 uses"
             yield unknown(sentence)

@@ -61,7 +61,8 @@ def apart_note(inspection: Inspection, tie: Tie, member: Member, *, keep_flag: b
     """
     if not tie.declared and not (tie.gated and reading_v4(inspection)):
         return ()
-    fact = f"the stored {shown(member.name)} differs from the embedding ({difference_clause(member)})"
+    differs = "is not the embedding" if member.relation.is_lossless_cast else "differs from the embedding"
+    fact = f"the stored {shown(member.name)} {differs} ({difference_clause(member)})"
     if evidence.misshapen(inspection) == member.name:
         return (
             Note(f"{fact}. It stays as stored, and transformers refuses its shape", (member.name,), (TRANSFORMERS_4,)),

@@ -46,6 +46,11 @@ class Evidence:
         return bool(getattr(getattr(self, "figures", None), "sign_of_zero_only", False))
 
     @property
+    def is_lossless_cast(self) -> bool:
+        """Whether the values are the same in another dtype, so that every dtype at loading makes them equal."""
+        return False
+
+    @property
     def repeats_bytes(self) -> bool:
         """Whether the tensor's bytes are redundant beside the canonical tensor's."""
         return False

@@ -57,6 +57,10 @@ class Cast(Evidence):
     transposed: bool = False
     nan: bool = False
 
+    @property
+    def is_lossless_cast(self) -> bool:
+        return self.lossless and not (self.transposed or self.nan)
+
 
 @record
 class Scaled(Evidence):

@@ -190,7 +190,8 @@ def _settle(
     source = head.name if survivor is Survivor.HEAD and head and head.name in unequal else reference.name
     lost = sorted((unequal | {reference.name}) - {source})
     differences = "; ".join(difference_clause(member) for member in differing)
-    text = f"retie discards the values of {', '.join(map(shown, lost))} ({differences}) {REVIEW_FIRST}"
+    review = "" if all(member.relation.is_lossless_cast for member in differing) else f" {REVIEW_FIRST}"
+    text = f"retie discards the values of {', '.join(map(shown, lost))} ({differences}){review}"
     return source, (Note(text, tuple(lost)),)
 
 

@@ -95,6 +95,8 @@ def _relation(contrast: results.Contrast, relation: proved.Relation) -> str:
     match relation:
         case proved.Transposed():
             return "transposed"
+        case proved.Cast(lossless=True):
+            return "the same values in another dtype"
         case proved.Cast(exact=exact):
             return f"equal after a cast; {exact} has the full precision"
         case proved.Scaled(factor=factor):
