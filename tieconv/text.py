@@ -27,6 +27,16 @@ def shown(value: object, limit: int = _LIMIT) -> str:
     return f"{text[:indent]}:\\x3a{text[indent + 2 :]}" if text.startswith("::", indent) else text
 
 
+def json_value(value: object, present: bool = True, limit: int = _LIMIT) -> str:
+    """Return a value of a config, or ``absent``. Text has quotes only if it is blank or reads like another value."""
+    if not present:
+        return "absent"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    quote = '"' if isinstance(value, str) and value.strip() in ("", "true", "false", "null") else ""
+    return f"{quote}{shown(value, limit)}{quote}"
+
+
 def with_type(kind: str, words: str = "with model_type") -> str:
     """Return ``with model_type llama``. Other words say that the type is missing, blank or not printable."""
     if not kind.strip():

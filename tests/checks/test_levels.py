@@ -95,6 +95,12 @@ CASES = {
         "TIE007 note",
     ),
     "a silent nested level excuses no missing head": (flagged(GEMMA3, False), NESTED, "TIE003 error"),
+    "null is no boolean, and a copy says nothing": (
+        {**LLAMA, "tie_word_embeddings": None},
+        llama(head=matrix()),
+        "TIE013 error",
+    ),
+    "a loader may read null as false": ({**LLAMA, "tie_word_embeddings": None}, llama(), "TIE013 error"),
     "null is no boolean": ({**LLAMA, "tie_word_embeddings": None}, llama(head=matrix(seed=1)), "TIE013 error"),
     "an all-zero bias was asked for": (flagged(LLAMA, True), llama(bias=np.zeros(8, "<f4")), "BIA001 note"),
     "half a pair of zeros loses nothing": (

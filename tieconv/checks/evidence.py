@@ -9,7 +9,7 @@ from tieconv.architectures.effective_flag import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.inspection import Declared, Inspection, State
 from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
@@ -84,6 +84,11 @@ def versions_differ(inspection: Inspection) -> bool:
     if levels_disagree(inspection) or not _flag_decides(inspection) or tied_in_v4 is None:
         return False
     return tied_in_v4 is not inspection.config.effective
+
+
+def unclear_flags(inspection: Inspection) -> list[Declared]:
+    """Return the tie flags of the config that are not a boolean."""
+    return [entry for entry in inspection.config.declared if entry.present and not isinstance(entry.value, bool)]
 
 
 def disputed(inspection: Inspection) -> bool:

@@ -50,7 +50,7 @@ def missing_head(inspection: Inspection) -> Iterator[Finding]:
     `tieconv retie` sets the flag to true, or `tieconv untie` stores the head as a copy. If the head was trained separately,
     this checkpoint does not contain it. Look in the checkpoint that the training saved.
     """
-    # Yield at most one finding. TIE007 and TIE008 report heads that only some loaders tie.
+    # Yield at most one finding. TIE007, TIE008 and TIE013 report heads that only some loaders tie.
     if inspection.checkpoint.format == "gguf":
         yield from _of_gguf(inspection)
         return
@@ -68,7 +68,7 @@ def missing_head(inspection: Inspection) -> Iterator[Finding]:
     if head_tie is None:
         yield from _beside_codes(inspection)
         return
-    if not evidence.is_missing(inspection, head_tie[1]):
+    if not evidence.is_missing(inspection, head_tie[1]) or evidence.unclear_flags(inspection):
         return
     tie, head = head_tie
     outcome = "transformers fills it with random values"

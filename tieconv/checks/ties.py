@@ -153,7 +153,7 @@ def flag_type(inspection: Inspection) -> Iterator[Finding]:
     """The tie flag is not true or false.
 
     ## What it does
-    Reports a `tie_word_embeddings`, at any level, that is a string, a number or null.
+    Reports a `tie_word_embeddings`, at any level, that is a string, a number or null. It also says if the head is missing.
 
     ## Why it matters
     transformers 5 refuses to load such a config (measured with 5.23: "expected bool, got str"). Some loaders use the truth
@@ -163,25 +163,32 @@ def flag_type(inspection: Inspection) -> Iterator[Finding]:
 
         error TIE013: tie_word_embeddings is 'true', which is not a JSON boolean.
         transformers 5 refuses to load the config. Other loaders disagree about its
-        meaning.
+        meaning. lm_head.weight is missing, so a loader that reads false fills it
+        with random values.
 
     ## How to fix
     `tieconv retie` or `tieconv untie` writes a boolean. The remedy is the command that keeps the stored tensors. If the
     flag should have the opposite value, edit the config instead.
     """
     # Yield one finding for each level whose value is not a boolean.
-    for entry in inspection.config.declared:
-        if entry.present and not isinstance(entry.value, bool):
-            value = "null" if entry.value is None else repr(entry.value)
-            yield flag_type.finding(
-                f"{shown(entry.path)} is {shown(value)}, which is not a JSON boolean. "
-                "transformers 5 refuses to load the config. Other loaders disagree about its meaning.",
-                remedy=_remedy(inspection),
-            )
-
-
-def _remedy(inspection: Inspection) -> Remedy | None:
     head_tie = evidence.head_tie(inspection)
+    missing = "" if head_tie is None or not evidence.is_missing(inspection, head_tie[1]) else head_tie[1].name
+    for entry in evidence.unclear_flags(inspection):
+        value = "null" if entry.value is None else repr(entry.value)
+        sentences = [
+            f"{shown(entry.path)} is {shown(value)}, which is not a JSON boolean.",
+            "transformers 5 refuses to load the config.",
+            "Other loaders disagree about its meaning.",
+        ]
+        if missing:
+            sentences.append(f"{shown(missing)} is missing, so a loader that reads false fills it with random values.")
+        yield flag_type.finding(" ".join(sentences), remedy=_remedy(inspection, is_missing=bool(missing)))
+
+
+def _remedy(inspection: Inspection, *, is_missing: bool) -> Remedy | None:
+    head_tie = evidence.head_tie(inspection)
+    if is_missing and not inspection.config.effective:
+        return remedies.retie(inspection, safe=False)
     if head_tie is None or not head_tie[0].consistent or not head_tie[0].canonical_stored:
         return None
     verb = remedies.retie if inspection.config.effective else remedies.untie
@@ -396,7 +403,8 @@ def could_be_tied(inspection: Inspection) -> Iterator[Finding]:
     # Yield at most one finding, if `tieconv retie` accepts the model.
     for tie in evidence.declared_untied(inspection):
         empty = evidence.is_empty(inspection, evidence.reference(tie))  # STO002 reports this tensor
-        if _is_redundant(tie) and not empty and not evidence.disputed(inspection):
+        unclear = evidence.disputed(inspection) or evidence.unclear_flags(inspection)
+        if _is_redundant(tie) and not empty and not unclear:
             remedy = remedies.retie(inspection, safe=True)
             if remedy:
                 yield could_be_tied.finding(

@@ -21,7 +21,7 @@ from tieconv.inspection.quantised.survey_quantised import Table, relate_tables
 from tieconv.inspection.view_reader import is_costly
 from tieconv.sources import local
 from tieconv.sources.digest import same_hash
-from tieconv.text import count, shown, size
+from tieconv.text import count, json_value, shown, size
 
 # Compare two configs value by value, and classify each difference.
 
@@ -278,11 +278,5 @@ def _changed(sides: _Sides, old: TensorRecord, new: TensorRecord) -> str | None:
 def _config(sides: _Sides) -> Iterator[Effect]:
     before, after = (side.checkpoint.config_values for side in (sides.before, sides.after))
     for difference in compare_configs(before, after):
-        old, new = _value(difference.a, difference.in_a), _value(difference.b, difference.in_b)
+        old, new = json_value(difference.a, difference.in_a, 60), json_value(difference.b, difference.in_b, 60)
         yield Effect("config", difference.path, f"{old} becomes {new}")
-
-
-def _value(value: object, present: bool) -> str:
-    if not present:
-        return "absent"
-    return str(value).lower() if isinstance(value, bool) or value is None else shown(value, 60)

@@ -10,7 +10,7 @@ from tieconv.checkpoint.relation import Absent, Aliased, Canonical, proved
 from tieconv.checkpoint.results import comparison as results
 from tieconv.reporters.text import Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_text import related
-from tieconv.text import count, shown, size
+from tieconv.text import count, json_value, shown, size
 
 _SHOWN = 20
 _ONLY = {results.Contrast.ONLY_A: "only in A", results.Contrast.ONLY_B: "only in B"}
@@ -118,15 +118,9 @@ def _relation(contrast: results.Contrast, relation: proved.Relation) -> str:
 
 
 def _config(difference: results.ConfigDifference) -> tuple[str, ...]:
-    old, new = _value(difference.a, difference.in_a), _value(difference.b, difference.in_b)
+    old = json_value(difference.a, difference.in_a, 60)
+    new = json_value(difference.b, difference.in_b, 60)
     return shown(difference.path), f"{old} → {new}", _WEIGHTS[difference.weight]
-
-
-def _value(value: object, present: bool) -> str:
-    if not present:
-        return "absent"
-    text = str(value).lower() if isinstance(value, bool) or value is None else shown(value, 60)
-    return text if text.strip() else f'"{text}"'
 
 
 def _verdict(comparison: results.Comparison, paint: Paint, width: int | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ from tieconv.checkpoint.finding import Finding, Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection, LiveModel, State
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, plain, wrapped
-from tieconv.text import count, listed, shown, size
+from tieconv.text import count, json_value, listed, shown, size
 
 _SHOWN_TIES = 8
 _SHOWN_LEVELS = 16
@@ -67,9 +67,7 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield bias_row(inspection)
     declared = inspection.config.declared
     for entry in declared[:_SHOWN_LEVELS]:
-        value = "absent" if entry.value is None else shown(entry.value)
-        value = value.lower() if isinstance(entry.value, bool) else value
-        yield "config", shown(entry.path), value
+        yield "config", shown(entry.path), json_value(entry.value) if entry.present else "absent"
     if len(declared) > _SHOWN_LEVELS:
         yield "config", f"… and {count(len(declared) - _SHOWN_LEVELS, 'more level')} (--json lists them)"
     if inspection.checkpoint.config is None and not inspection.checkpoint.read_only:

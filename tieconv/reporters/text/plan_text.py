@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from tieconv.checkpoint import weight_file, write_plan
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.reporters.text import Paint, columns, marked, notes, plain, wrapped
-from tieconv.text import count, shown, size
+from tieconv.text import count, json_value, shown, size
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
@@ -117,10 +117,9 @@ def _row(plan: write_plan.Plan, operation: write_plan.Operation) -> tuple[str, .
         case write_plan.TrimStorage(name, freed):
             return "trim", shown(name), f"{size(freed)} of its storage, which no tensor uses"
         case write_plan.SetConfig(path, value, before, present):
-            old = _json(before) if present else "absent"
-            return "config", shown(path), f"{old} becomes {_json(value)}"
+            return "config", shown(path), f"{json_value(before, present)} becomes {json_value(value)}"
         case write_plan.DropConfig(path, before):
-            return "config", shown(path), f"removed; it was {_json(before)}"
+            return "config", shown(path), f"removed; it was {json_value(before)}"
         case write_plan.SetMetadata(file, weight_file.KEY, None):
             return "metadata", shown(file), f"{weight_file.KEY} removed: the file no longer has the copy"
         case write_plan.SetMetadata(file, key, None):
@@ -160,14 +159,6 @@ def _files(plan: write_plan.Plan, unchanged: str) -> Iterator[tuple[str, ...]]:
     if plan.links:
         manner = "hard links: both directories share the files" if unchanged == "link" else "unchanged"
         yield unchanged, count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {manner}"
-
-
-def _json(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_json, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f'"{value}"' if value in ("true", "false", "null") else shown(value)
 
 
 # Render a plan for graphs as text.
