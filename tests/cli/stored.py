@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.cli.run import ok
+from tests.schemas import validate
 
 Tensors = dict[str, torch.Tensor]
-PLAN = json.loads((files("tieconv.reporters") / "schemas" / "plan.schema.json").read_text())
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -26,6 +26,12 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def tensors(folder: Path) -> Tensors:
     """Every tensor of every weight file."""
     return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def all_tensors(folder: Path) -> Tensors:
+    """Every tensor of safetensors and torch files."""
+    files = [torch.load(file, weights_only=True) for file in sorted(folder.glob("*.bin"))]
+    return tensors(folder) | {name: value for stored in files for name, value in stored.items()}
 
 
 def same(a: Tensors, b: Tensors) -> bool:
@@ -61,9 +67,26 @@ def config(folder: Path) -> dict[str, Any]:
     return values
 
 
+def flags(folder: Path) -> list[object]:
+    """The tie flag at the top of the config, and at the levels below that have one."""
+    values = config(folder)
+    parts = [values, *(value for value in values.values() if isinstance(value, dict))]
+    return [part["tie_word_embeddings"] for part in parts if "tie_word_embeddings" in part]
+
+
+def logits(folder: Path) -> torch.Tensor:
+    """What a causal language model computes of a few ids in float32."""
+    ids = torch.arange(3, 40)[None]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        scores: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return scores
+
+
 def plan(line: str, *more: str | Path) -> dict[str, Any]:
-    """The JSON plan of a command that exits 0."""
+    """The JSON plan of a command that exits 0, which follows its schema."""
     document: dict[str, Any] = json.loads(ok(f"{line} --json", *more).stdout)
+    validate(document, "plan")
     return document
 
 

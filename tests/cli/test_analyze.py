@@ -6,31 +6,28 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 import tieconv
 from tests.analysis.lm import build, write_text
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import edit
+from tests.cli.stored import edit, logits
 from tests.schemas import validate
 from tieconv.install import install_command
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
-SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "analyze.schema.json").read_text())
 
 
 def document(*more: str | Path) -> dict[str, Any]:
     """The document, held to its schema."""
     report: dict[str, Any] = json.loads(ok("analyze --json", *more).stdout)
-    validate(report, SCHEMA)
+    validate(report, "analyze")
     return report
 
 
@@ -98,12 +95,10 @@ def test_a_folded_norm_can_be_unfolded(tmp_path: Path, model_type: str) -> None:
         values["lm_head.weight"] = values[names[0]] * gains
 
     edit(tmp_path, fold)
-    ids = torch.arange(3, 40)[None]
-    before = _logits(tmp_path, ids)
+    before = logits(tmp_path)
     report = document(tmp_path)
-    assert report["relation"] == "diagonal" and report["verdict"].startswith(
-        "Yes, to within rounding, after you edit the model."
-    )
+    assert report["relation"] == "diagonal"
+    assert report["verdict"].startswith("Yes, to within rounding, after you edit the model.")
     folded = report["sections"][1]["detail"]["fold"]
 
     def unfold(values: dict[str, Any]) -> None:
@@ -113,15 +108,8 @@ def test_a_folded_norm_can_be_unfolded(tmp_path: Path, model_type: str) -> None:
             values[folded["bias_tensor"]] = torch.tensor(folded["bias_values"], dtype=torch.float32)
 
     edit(tmp_path, unfold)
-    assert float((_logits(tmp_path, ids) - before).abs().max()) <= 2e-5 * float(before.abs().max())
+    assert float((logits(tmp_path) - before).abs().max()) <= 2e-5 * float(before.abs().max())
     assert document(tmp_path)["relation"] == "bit-equal"
-
-
-def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    return logits
 
 
 def test_tables_of_different_lengths_are_not_tied(tmp_path: Path) -> None:

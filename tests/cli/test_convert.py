@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import PLAN, Tensors, configure, edit, operations, plan, same, snapshot, tensors
+from tests.cli.stored import Tensors, configure, edit, operations, plan, same, snapshot, tensors
 from tests.patience import examples
 from tests.reload.judge import differences, load
-from tests.schemas import validate
 
 INDEX = "model.safetensors.index.json"
 
@@ -34,8 +33,7 @@ def weights(folder: Path) -> list[str]:
 def test_there_and_back(model, tmp_path: Path, name: str, limit: str) -> None:
     """Shards of any size, then one file: the same tensors, and what ties stays tied."""
     folder = model(name)
-    document = plan(f"convert --to safetensors --max-shard-size {limit}", folder, "-o", tmp_path / "shards")
-    validate(document, PLAN)
+    plan(f"convert --to safetensors --max-shard-size {limit}", folder, "-o", tmp_path / "shards")
     assert same(tensors(tmp_path / "shards"), tensors(folder))
     ok("convert --to safetensors", tmp_path / "shards", "-o", tmp_path / "one")
     assert weights(tmp_path / "one") == ["model.safetensors"] and not (tmp_path / "one" / INDEX).exists()
@@ -248,7 +246,6 @@ def test_transformers_loads_what_came_from_torch(model, tmp_path: Path) -> None:
     folder = to_torch(model("llama-tied"), alias)
     before = load("LlamaForCausalLM", folder)
     document = plan("convert --to safetensors", folder, "-o", tmp_path / "out")
-    validate(document, PLAN)
     assert operations(document) == {"lm_head.weight": "DropTensor"}
     assert differences(before, load("LlamaForCausalLM", tmp_path / "out"), shares_head=True) == []
 

@@ -6,14 +6,12 @@ import itertools
 import json
 import os
 import shutil
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import tieconv
 from fixtures import zoo
@@ -22,7 +20,6 @@ from tests.cli.stored import bits_equal, config, configure, edit, tensors
 from tests.reload.judge import load
 from tests.schemas import validate
 
-SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "diff.schema.json").read_text())
 E, H = "model.embed_tokens.weight", "lm_head.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
 
@@ -31,7 +28,7 @@ def diff(a: Path, b: Path) -> dict[str, Any]:
     """The JSON of both directions' comparison, of which the exit code and the verdict must agree."""
     result = run("diff --json", a, b)
     document: dict[str, Any] = json.loads(result.stdout)
-    validate(document, SCHEMA)
+    validate(document, "diff")
     assert result.exit_code == (0 if document["same_function"] else 1)
     assert document["same_function"] == (not document["reasons"])
     assert run("diff", b, a).exit_code == result.exit_code
@@ -130,20 +127,19 @@ def test_a_bias_that_is_zero_is_none(pair) -> None:
     assert different(diff(a, b)) == {"head bias": "only_a"}
 
 
+def as_nystromformer(stored) -> None:
+    """A BERT with a zero bias under the names of another class."""
+    stored["cls.predictions.bias"] = torch.zeros(160)
+    for name in [name for name in stored if name.startswith("bert.")]:
+        stored[f"nystromformer{name[4:]}"] = stored.pop(name)
+
+
 def test_a_bias_that_is_zero_is_some_where_an_absent_one_has_no_values(pair) -> None:
     """Both releases give an absent bias of this class no values; a stored zero is a bias, and equal to itself."""
     a, b = pair("bert-mlm")
     for folder in (a, b):
         configure(folder, model_type="nystromformer", architectures=["NystromformerForMaskedLM"])
-        edit(folder, lambda stored: stored.update({"cls.predictions.bias": torch.zeros(160)}))
-        edit(
-            folder,
-            lambda stored: [
-                stored.update({f"nystromformer{name[4:]}": stored.pop(name)})
-                for name in [*stored]
-                if name.startswith("bert.")
-            ],
-        )
+        edit(folder, as_nystromformer)
     assert diff(a, b)["same_function"]
     edit(b, lambda stored: stored.pop("cls.predictions.bias"))
     assert different(diff(a, b)) == {"head bias": "only_a"}
@@ -161,30 +157,26 @@ def zero_sign(stored) -> None:
     stored[UP][0, 0] = -0.0
 
 
-def with_zero(stored) -> None:
-    stored[UP][0, 0] = 0.0
-
-
 @pytest.mark.parametrize(
-    ("first", "second", "state", "detail"),
+    ("change", "state", "detail"),
     [
-        (None, one_bit, "near", {"rows_differing": 1, "max_ulp": 1}),
-        (with_zero, zero_sign, "near", {"sign_of_zero_only": True}),
-        (None, lambda stored: stored.update({UP: stored[UP].float()}), "cast", {"exact": "B", "lossless": True}),
-        (None, lambda stored: stored.update({UP: stored[UP] * 4}), "scaled", {"factor": 4.0}),
-        (None, lambda stored: stored.update({UP: stored[UP].T.contiguous()}), "transposed", {}),
-        (None, lambda stored: stored.update({UP: stored[UP][:40]}), "shape", {"a": [48, 32], "b": [40, 32]}),
-        (None, lambda stored: stored.update({UP: torch.randn(48, 32).bfloat16()}), "distinct", {"rows_differing": 48}),
-        (None, lambda stored: stored.pop(UP), "only_a", {"shape": [48, 32]}),
+        (one_bit, "near", {"rows_differing": 1, "max_ulp": 1}),
+        (zero_sign, "near", {"sign_of_zero_only": True}),
+        (lambda stored: stored.update({UP: stored[UP].float()}), "cast", {"exact": "B", "lossless": True}),
+        (lambda stored: stored.update({UP: stored[UP] * 4}), "scaled", {"factor": 4.0}),
+        (lambda stored: stored.update({UP: stored[UP].T.contiguous()}), "transposed", {}),
+        (lambda stored: stored.update({UP: stored[UP][:40]}), "shape", {"a": [48, 32], "b": [40, 32]}),
+        (lambda stored: stored.update({UP: torch.randn(48, 32).bfloat16()}), "distinct", {"rows_differing": 48}),
+        (lambda stored: stored.pop(UP), "only_a", {"shape": [48, 32]}),
     ],
     ids=["one bit", "sign of zero", "cast", "scaled", "transposed", "shape", "distinct", "absent"],
 )
-def test_a_tensor_that_differs(pair, first, second, state: str, detail: dict[str, Any]) -> None:
+def test_a_tensor_that_differs(pair, change, state: str, detail: dict[str, Any]) -> None:
     """The kind of the difference and its figures; every loader sees it."""
     a, b = pair("llama-tied")
-    if first:
-        edit(a, first)
-    edit(b, second)
+    if change is zero_sign:
+        edit(a, lambda stored: stored[UP].__setitem__((0, 0), 0.0))
+    edit(b, change)
     document = diff(a, b)
     [entry] = document["tensors"]["different"]
     assert (entry["name"], entry["state"]) == (UP.removeprefix("model."), state)
@@ -365,7 +357,7 @@ def test_python_api(model) -> None:
     """`tieconv.diff` returns what the command prints."""
     comparison = tieconv.diff(model("llama-tied"), model("llama-duplicated"))
     assert comparison.same_function
-    validate(json.loads(str(comparison)), SCHEMA)
+    validate(json.loads(str(comparison)), "diff")
 
 
 DECODER, ENCODER = "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"
@@ -394,12 +386,8 @@ def nudged(source: Path, folder: Path, *names: str) -> Path:
     return folder
 
 
-def same(a: Path, b: Path) -> tuple[bool, dict[str, Any]]:
-    result = run("diff --json", a, b)
-    document = json.loads(result.stdout)
-    assert result.exit_code == (0 if document["same_function"] else 1)
-    assert run("diff", b, a).exit_code == result.exit_code
-    return document["same_function"], document
+def loaders(document: dict[str, Any]) -> set[str]:
+    return {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]}
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -417,22 +405,18 @@ def test_each_table_of_fsmt(tmp_path: Path, changed: tuple[str, ...], tied: bool
     """A table that a loader uses makes another model: transformers 5 keeps all three, 4 keeps what its record says."""
     a = fsmt(tmp_path / "a", tied)
     b = nudged(a, tmp_path / "b", *changed)
-    assert same(a, Path(shutil.copytree(a, tmp_path / "copy")))[0]
+    assert diff(a, Path(shutil.copytree(a, tmp_path / "copy")))["same_function"]
     assert not torch.equal(logits(a), logits(b))
-    equal, document = same(a, b)
-    assert not equal
-    loaders = {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]}
-    assert loaders == {"transformers 5"} | ({"transformers 4"} if USED_4[tied] & set(changed) else set())
+    assert loaders(diff(a, b)) == {"transformers 5"} | ({"transformers 4"} if USED_4[tied] & set(changed) else set())
 
 
 @pytest.mark.parametrize("changed", TABLES)
 def test_a_table_beside_one_that_differs_already(tmp_path: Path, changed: str) -> None:
     """The encoder's table is what a tied model takes in transformers 4: no other hides a change of it."""
     a = nudged(fsmt(tmp_path / "first", True), tmp_path / "a", ENCODER)
-    equal, document = same(a, nudged(a, tmp_path / "b", changed))
-    assert not equal
-    loaders = {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]}
-    assert ("transformers 4" in loaders) is (changed == ENCODER)
+    document = diff(a, nudged(a, tmp_path / "b", changed))
+    assert not document["same_function"]
+    assert ("transformers 4" in loaders(document)) is (changed == ENCODER)
 
 
 def test_what_transformers_5_saves_of_a_tied_fsmt(tmp_path: Path) -> None:
@@ -441,22 +425,18 @@ def test_what_transformers_5_saves_of_a_tied_fsmt(tmp_path: Path) -> None:
     b = Path(shutil.copytree(a, tmp_path / "b"))
     edit(b, lambda values: [values.pop(name) for name in (ENCODER, HEAD)])
     assert torch.equal(logits(a), logits(b))
-    equal, document = same(a, b)
-    assert not equal
-    assert "left without values" in " ".join(document["reasons"])
+    assert "left without values" in " ".join(diff(a, b)["reasons"])
     c = Path(shutil.copytree(a, tmp_path / "c"))
     edit(c, lambda values: [values.pop(name) for name in (DECODER, HEAD)])
-    assert torch.equal(logits(a), logits(c)) and same(a, c)[0]
+    assert torch.equal(logits(a), logits(c)) and diff(a, c)["same_function"]
 
 
 def test_retying_fsmt_says_what_transformers_4_finds(tmp_path: Path) -> None:
     """The name that transformers 5 keeps is not the one that 4 looks for: the plan says so, and diff too."""
     a = fsmt(tmp_path / "a", True)
-    result = run("retie", a, "-o", tmp_path / "out")
-    assert result.exit_code == 0
-    output = " ".join(result.stderr.split())
+    output = " ".join(ok("retie", a, "-o", tmp_path / "out").stderr.split())
     assert f"transformers 4 reads the tied values only from {ENCODER}, which the plan leaves out" in output
-    assert not same(a, tmp_path / "out")[0]
+    assert not diff(a, tmp_path / "out")["same_function"]
     assert "review first" not in run("untie", a).stdout
 
 
@@ -464,14 +444,9 @@ def test_a_head_that_transformers_4_alone_ties(tmp_path: Path) -> None:
     """Luke's head is its own in transformers 5; in 4 the flag decides, so a change of it is no formality."""
     zoo.build("LukeForMaskedLM", tie=False).save_pretrained(tmp_path / "a")
     configure(tmp_path / "a", tie_word_embeddings=True)
-    result = run("set-tie false", tmp_path / "a", "-o", tmp_path / "b")
-    assert result.exit_code == 0 and "transformers 4 loads lm_head.decoder.weight with the values of luke." in " ".join(
-        result.stderr.split()
-    )
-    equal, document = same(tmp_path / "a", tmp_path / "b")
-    assert not equal and {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]} == {
-        "transformers 4"
-    }
+    output = " ".join(ok("set-tie false", tmp_path / "a", "-o", tmp_path / "b").stderr.split())
+    assert "transformers 4 loads lm_head.decoder.weight with the values of luke." in output
+    assert loaders(diff(tmp_path / "a", tmp_path / "b")) == {"transformers 4"}
     entries = tieconv.inspect(tmp_path / "a", consumers="transformers").consumers
     assert [str(entry.outcome) for entry in entries] == ["unknown", "unknown", "untied", "untied"]
 
@@ -480,41 +455,28 @@ def test_a_head_that_transformers_4_alone_ties(tmp_path: Path) -> None:
 def test_levels_that_the_versions_read_otherwise(tmp_path: Path, verb: str) -> None:
     """transformers 5 reads the top level, 4 the nested one: where that says tied, 4 begins to use the head."""
     zoo.build("Idefics3ForConditionalGeneration", tie=False).save_pretrained(tmp_path / "a")
-    values = json.loads((tmp_path / "a" / "config.json").read_text())
-    configure(
-        tmp_path / "a", tie_word_embeddings=False, text_config=values["text_config"] | {"tie_word_embeddings": True}
-    )
-    result = run(verb, tmp_path / "a", "-o", tmp_path / "b")
-    assert result.exit_code == 0
-    output = " ".join(result.stderr.split())
+    nested = config(tmp_path / "a")["text_config"] | {"tie_word_embeddings": True}
+    configure(tmp_path / "a", tie_word_embeddings=False, text_config=nested)
+    output = " ".join(ok(verb, tmp_path / "a", "-o", tmp_path / "b").stderr.split())
     assert "transformers 5 uses it. With the new config, transformers 4 uses it too" in output
-    assert not same(tmp_path / "a", tmp_path / "b")[0]
+    assert not diff(tmp_path / "a", tmp_path / "b")["same_function"]
     again = run(verb, tmp_path / "b")
     assert "nothing to change" in again.stdout and "uses it too" not in again.stdout + again.stderr
 
 
-def test_a_name_that_one_version_does_not_know(models: Path, tmp_path: Path) -> None:
+def test_a_name_that_one_version_does_not_know(pair) -> None:
     """A head beside names without the prefix: transformers 5 reads it, 4 refuses the file."""
-    a = Path(shutil.copytree(models / "gpt2-unprefixed", tmp_path / "a"))
-    b = Path(shutil.copytree(a, tmp_path / "b"))
-    values = load_file(b / "model.safetensors")
-    save_file(values | {"lm_head.weight": values["wte.weight"].clone()}, b / "model.safetensors", {"format": "pt"})
-    equal, document = same(a, b)
-    assert not equal and "lm_head.weight, and none of its names starts with transformer." in " ".join(
-        document["reasons"]
-    )
+    a, b = pair("gpt2-unprefixed")
+    edit(b, lambda values: values.update({H: values["wte.weight"].clone()}))
+    assert f"{H}, and none of its names starts with transformer." in " ".join(diff(a, b)["reasons"])
 
 
 def test_two_files_that_one_version_refuses(tmp_path: Path) -> None:
     """transformers 4 makes no model of either and stops at other names: what transformers 5 reads decides."""
     a = tmp_path / "a"
     zoo.build("BertForMaskedLM", tie=True).save_pretrained(a)
-    values = {name.removeprefix("bert."): value for name, value in load_file(a / "model.safetensors").items()}
-    save_file(values, a / "model.safetensors", {"format": "pt"})
-    assert run("untie", a, "-o", tmp_path / "b").exit_code == 0
-    assert same(a, tmp_path / "b")[0]
+    edit(a, lambda values: [values.update({name.removeprefix("bert."): values.pop(name)}) for name in [*values]])
+    ok("untie", a, "-o", tmp_path / "b")
+    assert diff(a, tmp_path / "b")["same_function"]
     changed = nudged(a, tmp_path / "c", "embeddings.word_embeddings.weight")
-    equal, document = same(changed, tmp_path / "b")
-    assert not equal and {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]} == {
-        "transformers 5"
-    }
+    assert loaders(diff(changed, tmp_path / "b")) == {"transformers 5"}

@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
-import jsonschema
 import pytest
 from click.testing import CliRunner
 
 from tests.cli.run import refused, run
 from tests.conftest import ROOT
+from tests.schemas import validate
 from tieconv.cli import main
 from tieconv.errors import explained
-
-SCHEMA = ROOT / "tieconv" / "reporters" / "schemas" / "error.schema.json"
 
 
 def stderr(arguments: list[str], *, terminal: bool, **more: str) -> str:
@@ -71,7 +69,7 @@ def test_json_of_an_error_is_a_document(models: Path, line: str) -> None:
     words = line.format(models / "llama-tied", models / "llama-diverged")
     done = shell(words)
     document = json.loads(done.stdout)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    validate(document, "error")
     assert done.returncode == 2 and document["code"]
     assert done.stderr == f"error: {document['error']}\nhint: {document['hint']}\n"
     assert shell(words.replace("--json", "").replace("--format json", "")).stdout == ""

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -26,7 +25,6 @@ from tieconv.reporters.text.inspect_text import render
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
-SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.json").read_text())
 
 
 @pytest.mark.parametrize("name", FIXTURES)
@@ -34,7 +32,7 @@ SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.js
 def test_json_follows_its_schema(models: Path, name: str, depth: str) -> None:
     """One JSON document on stdout, nothing on stderr, for every fixture at every depth."""
     result = ok(f"inspect --json --depth {depth}", models / name)
-    validate(json.loads(result.stdout), SCHEMA)
+    validate(json.loads(result.stdout), "inspect")
     assert result.stderr == ""
 
 

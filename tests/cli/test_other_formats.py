@@ -18,10 +18,9 @@ import tieconv
 from tests.checks.fixtures import FIXTURES
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save, weights
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import PLAN, edit, operations, plan, snapshot
+from tests.cli.stored import edit, operations, plan, snapshot
 from tests.patience import examples
 from tests.reload.judge import differences, load
-from tests.schemas import validate
 from tieconv.text import shown
 
 OPTION = "--drop-other-formats"
@@ -74,7 +73,7 @@ def test_the_other_format_is_left_out(model, tmp_path: Path, verb: str, sharded:
     (folder / "scheduler.pt").write_bytes(b"a trainer's")
     before = snapshot(folder)
     document = plan(f"{verb} {OPTION}", folder, "-o", tmp_path / "out")
-    validate(document, PLAN)
+
     drops = {entry["name"]: entry["bytes"] for entry in document["operations"] if entry["op"] == "DropFile"}
     assert drops == {name: len(before[name]) for name in others}
     assert set(document["files_removed"]) >= others

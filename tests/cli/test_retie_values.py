@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import tieconv
 from tests.analysis.lm import build
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import bits_equal, config, configure, edit, operations, plan, snapshot, tensors
+from tests.cli.stored import (
+    all_tensors,
+    bits_equal,
+    config,
+    configure,
+    edit,
+    logits,
+    operations,
+    plan,
+    same,
+    snapshot,
+    tensors,
+)  # fmt: skip
 
 NORMS = {"llama": "model.norm.weight", "gemma2": "model.norm.weight", "gpt2": "transformer.ln_f.weight"}
 EMBEDS = {"gpt2": "transformer.wte.weight"}
@@ -33,8 +43,7 @@ def made(folder: Path, model_type: str, dtype: torch.dtype) -> dict[str, torch.T
             values[SHIFT] = torch.tensor([0.0, 0.5, -2.0, 1.0]).repeat(8).to(dtype)
 
     edit(folder, change)
-    path = folder / "config.json"
-    path.write_text(json.dumps(config(folder) | {"dtype": str(dtype).removeprefix("torch.")}))
+    configure(folder, dtype=str(dtype).removeprefix("torch."))
     return tensors(folder)
 
 
@@ -65,14 +74,6 @@ def test_the_refusal_offers_the_fold_or_the_measurement(tmp_path: Path) -> None:
     assert f"; measure what a re-tie loses: tieconv analyze {tmp_path / 'm'}; or choose" in hint
 
 
-def logits(folder: Path) -> torch.Tensor:
-    ids = torch.arange(3, 40)[None]
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        scores: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    return scores
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_the_original_comes_back(tmp_path: Path, model_type: str, dtype: torch.dtype) -> None:
@@ -80,11 +81,8 @@ def test_the_original_comes_back(tmp_path: Path, model_type: str, dtype: torch.d
     original = made(tmp_path / "tied", model_type, dtype)
     fold(tmp_path / "tied", tmp_path / "folded", model_type)
     analysis = tieconv.analyze(tmp_path / "folded")
-    assert (
-        analysis.relation == "diagonal"
-        and analysis.verdict.startswith("Yes, exactly")
-        and "--fold-norm" in analysis.verdict
-    )
+    assert analysis.relation == "diagonal"
+    assert analysis.verdict.startswith("Yes, exactly") and "--fold-norm" in analysis.verdict
     result = ok("retie --fold-norm", tmp_path / "folded", "-o", tmp_path / "out")
     after = tensors(tmp_path / "out")
     assert after.keys() == original.keys()
@@ -138,21 +136,14 @@ def test_every_layout(tmp_path: Path, form: str) -> None:
     original = made(tmp_path / "tied", "llama", torch.bfloat16)
     fold(tmp_path / "tied", tmp_path / "folded", "llama")
     source, out = tmp_path / "folded", tmp_path / "out"
-    if form == "sharded":
-        ok("convert --to safetensors --max-shard-size 20KB", source, "-o", tmp_path / "shards")
-        source = tmp_path / "shards"
-        assert len(list(source.glob("*.safetensors"))) > 1
-    if form == "torch":
-        ok("convert --to torch", source, "-o", tmp_path / "bin")
-        source = tmp_path / "bin"
+    if form != "in-place":
+        to = {"sharded": "safetensors --max-shard-size 20KB", "torch": "torch"}[form]
+        ok(f"convert --to {to}", source, "-o", tmp_path / form)
+        source = tmp_path / form
+        assert len(list(source.glob("*.safetensors"))) != 1
     target = ["--in-place"] if form == "in-place" else ["-o", str(out)]
     ok("retie --fold-norm", source, *target)
-    out = source if form == "in-place" else out
-    after = tensors(out)
-    for file in out.glob("*.bin"):
-        after |= torch.load(file, weights_only=True)
-    assert after.keys() == original.keys()
-    assert all(bits_equal(after[name], original[name]) for name in original)
+    assert same(all_tensors(source if form == "in-place" else out), original)
 
 
 def test_the_plan_says_so(tmp_path: Path) -> None:
@@ -218,14 +209,6 @@ def halfway(values: dict[str, torch.Tensor]) -> torch.Tensor:
     return ((values[EMBED].double() + values[MEAN_HEAD].double()) / 2).to(values[EMBED].dtype)
 
 
-def stored(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of safetensors and torch files."""
-    by_name = tensors(folder)
-    for file in sorted(folder.glob("*.bin")):
-        by_name |= torch.load(file, weights_only=True)
-    return by_name
-
-
 @pytest.mark.parametrize("form", ["safetensors", "torch"])
 @pytest.mark.parametrize("name", ["llama-diverged", "llama-untied-sharded"])
 def test_the_mean_is_written(model: Copy, tmp_path: Path, name: str, form: str) -> None:
@@ -234,10 +217,10 @@ def test_the_mean_is_written(model: Copy, tmp_path: Path, name: str, form: str) 
     if form == "torch":
         ok("convert --to torch", folder, "-o", tmp_path / "torch")
         folder = tmp_path / "torch"
-    before = stored(folder)
+    before = all_tensors(folder)
     result = ok("retie --from mean --force", folder, "-o", out)
     assert "by their mean (" in result.stderr and "review first" in result.stderr
-    after = stored(out)
+    after = all_tensors(out)
     assert bits_equal(after[EMBED], halfway(before))
     assert after.keys() == before.keys() - {MEAN_HEAD}
     assert all(bits_equal(after[key], before[key]) for key in after if key != EMBED)
@@ -270,10 +253,6 @@ def test_equal_tables_have_no_other_mean(model: Copy, tmp_path: Path) -> None:
     assert "AverageTensor" not in operations(document).values()
 
 
-def _cast(values: dict[str, Any]) -> None:
-    values[MEAN_HEAD] = values[MEAN_HEAD].float() + 0.01
-
-
 def test_the_same_values_in_another_dtype_go(tmp_path: Path) -> None:
     """Only the forced command drops them, and `check --fix` runs it, because the values stay."""
     values = made(tmp_path / "m", "llama", torch.bfloat16)
@@ -285,31 +264,20 @@ def test_the_same_values_in_another_dtype_go(tmp_path: Path) -> None:
     assert HEAD not in tensors(tmp_path / "out")
 
 
-def _codes(values: dict[str, Any]) -> None:
-    values[MEAN_HEAD] = values[MEAN_HEAD].to(torch.int8)
-
-
-def _doubled(values: dict[str, Any]) -> None:
-    values[MEAN_HEAD] = values[EMBED] * 2
-
-
-def _shorter(values: dict[str, Any]) -> None:
-    values[MEAN_HEAD] = values[MEAN_HEAD][:-3].clone()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_cast, "the dtype of their mean is not clear"),
-        (_codes, "tieconv does not know how lm_head.weight is quantised"),
-        (_doubled, "no useful mean: lm_head.weight is 2.0 times as large"),
-        (_shorter, "shape"),
+        (lambda embed, head: head.float() + 0.01, "the dtype of their mean is not clear"),
+        (lambda embed, head: head.to(torch.int8), "tieconv does not know how lm_head.weight is quantised"),
+        (lambda embed, head: embed * 2, "no useful mean: lm_head.weight is 2.0 times as large"),
+        (lambda embed, head: head[:-3].clone(), "shape"),
     ],
+    ids=["types", "codes", "doubled", "shorter"],
 )
 def test_a_doubtful_mean_is_refused(model: Copy, tmp_path: Path, change: Any, message: str) -> None:
     """Two types, codes of a quantised table, a multiple, other rows: one sentence and nothing is written."""
     folder = model("llama-diverged")
-    edit(folder, change)
+    edit(folder, lambda values: values.update({MEAN_HEAD: change(values[EMBED], values[MEAN_HEAD])}))
     assert message in refused("retie --from mean --force", folder, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tieconv.loaders.registry import CONSUMERS, UnknownConsumerError, select
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted((ROOT / "fixtures" / "models").iterdir())
-SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.json").read_text())
 
 
 @pytest.mark.parametrize("model", FIXTURES, ids=lambda path: path.name)
@@ -28,7 +26,7 @@ SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.js
 def test_json_follows_its_schema(model: Path, depth: str) -> None:
     """Every loader answers for every fixture, with its source, and only the tested ones say that they are."""
     document = json.loads(ok(f"inspect --consumers --json --depth {depth}", model).stdout)
-    validate(document, SCHEMA)
+    validate(document, "inspect")
     assert [(entry["name"], entry["version"]) for entry in document["consumers"]] == [
         (consumer.name, consumer.version) for consumer in CONSUMERS
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import subprocess
@@ -27,7 +26,6 @@ gguf_package = pytest.importorskip("gguf")
 
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "tieconv/reporters/schemas/inspect.schema.json").read_text())
 
 
 def table(seed: int = 0) -> bytes:
@@ -124,7 +122,7 @@ def test_tied_exactly_where_the_head_is_absent(
     assert inspection.config.effective is tied
     assert inspection.config.model_type == "llama"
     assert [finding.rule for finding in inspection.findings] == rules
-    validate(inspection.to_dict(), SCHEMA)
+    validate(inspection.to_dict(), "inspect")
 
 
 def test_quantised_tables_are_compared_by_their_bytes(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.checks.fixtures.more import LORA, base_of, save_adapter
 from tests.schemas import validate
 from tieconv.errors import RefusedError, TieconvError
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "tieconv/reporters/schemas/inspect.schema.json").read_text())
 WRAPPED = "base_model.model."
 EMBEDDING = {
     f"{WRAPPED}model.embed_tokens.lora_embedding_A": matrix(2, 8),
@@ -34,7 +32,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     save_adapter(folder, LORA, base, target_modules=["q_proj", "lm_head"], modules_to_save=["score"])
     inspection = api.inspect(folder)
     document = inspection.to_dict()
-    validate(document, SCHEMA)
+    validate(document, "inspect")
     assert document["adapter"] == {
         "kind": "LORA",
         "base_model": str(base),

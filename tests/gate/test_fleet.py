@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,11 @@ from tests.patience import prompt
 from tests.schemas import validate
 from tieconv.gate.fleet_runs import read_run
 
-SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "fleet.schema.json").read_text())
-
 
 def report(*words: str) -> dict[str, object]:
     """The JSON of a report, which fits its schema."""
     document: dict[str, object] = json.loads(run("fleet report --no-config --json", *words).stdout)
-    validate(document, SCHEMA)
+    validate(document, "fleet")
     return document
 
 

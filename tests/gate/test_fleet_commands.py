@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 import click
@@ -31,14 +30,12 @@ from tieconv.cli import main
 from tieconv.cli.fleet import Answer, run_command
 from tieconv.gate.fleet_runs import output_of
 
-SCHEMA = json.loads((resources.files("tieconv.reporters") / "schemas" / "fleet-result.schema.json").read_text())
-
 
 def lines(verb: str, runs: str = "runs") -> dict[str, dict[str, object]]:
     """The last line of each model. Every line fits the schema."""
     entries = [json.loads(line) for line in Path(runs, f"{verb}.jsonl").read_text().splitlines()]
     for entry in entries:
-        validate(entry, SCHEMA)
+        validate(entry, "fleet-result")
     return {entry["source"]: entry for entry in entries}
 
 

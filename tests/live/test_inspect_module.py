@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 import tieconv  # noqa: E402
 from fixtures import zoo  # noqa: E402
 from tests.live import planted  # noqa: E402
+from tests.schemas import validate  # noqa: E402
 from tieconv.checkpoint.inspection import State  # noqa: E402
 from tieconv.checkpoint.weight_file import ByteRange  # noqa: E402
 from tieconv.errors import RefusedError, UnreadableError  # noqa: E402
@@ -131,8 +132,7 @@ def test_text_and_json() -> None:
     assert f"one parameter    {EMBED}, {HEAD}" in text
     assert "save_pretrained  writes 20 tensors" in text and f"leaves out {HEAD}" in text
     document = json.loads(str(inspection))
-    schema = json.loads(Path("tieconv/reporters/schemas/inspect.schema.json").read_text(encoding="utf-8"))
-    pytest.importorskip("jsonschema").validate(document, schema)
+    validate(document, "inspect")
     assert document["model"]["format"] == "live"
     assert document["live"]["one_object"] == [[EMBED, HEAD]]
     assert document["live"]["save_pretrained"]["leaves_out"] == {HEAD: EMBED}

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,10 @@ from tieconv.install import install_command
 from tieconv.onnx.ort_session import Session
 from tieconv.onnx.write import plan as graph_planned
 
-SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "parity.schema.json").read_text())
-
 
 def document(text: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(text)
-    validate(loaded, SCHEMA)
+    validate(loaded, "parity")
     return loaded
 
 

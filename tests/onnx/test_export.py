@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import PLAN, snapshot
+from tests.cli.stored import snapshot
 from tests.onnx import faults, recorded
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.graphs import copies
@@ -92,7 +92,7 @@ def test_export(exported: Callable[..., Exported], tmp_path: Path, monkeypatch: 
     out = tmp_path / "out"
     result = ok("export --json", source, "-o", out, "--provider", "cpu")
     found = json.loads(result.stdout)
-    validate(found, PLAN)
+    validate(found, "plan")
     assert result.stderr.splitlines()[-1].startswith(f"wrote {out}: ")
     assert (found["executed"], found["verified"], found["parity"]["verdict"]) == (True, True, "passed")
     assert found["session"][0]["copies"] == {"lm_head.weight": 1}
@@ -270,7 +270,7 @@ def test_plan(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "model.embed_tokens.weight = lm_head.weight" in result.stdout
     assert result.stderr == "nothing was written: give -o OUT\n"
     found = json.loads(ok("export --precision fp16 --json").stdout)
-    validate(found, PLAN)
+    validate(found, "plan")
     assert (found["executed"], found["output"], found["precision"]) == (False, None, "fp16")
     single = json.loads(ok("export --json").stdout)
     assert single["bytes_written"] == 2 * found["bytes_written"]

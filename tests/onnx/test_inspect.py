@@ -25,9 +25,6 @@ from tests.onnx.test_remedies import embed_layer_norm
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.tie_group import BiasState
-from tieconv.reporters import schemas
-
-SCHEMA = json.loads((Path(schemas.__path__[0]) / "inspect.schema.json").read_text())
 
 HEADS = {
     "transposed": State.TRANSPOSED, "exact": State.IDENTICAL, "half": State.TRANSPOSED, "cast": State.CAST,
@@ -57,7 +54,7 @@ def test_head(tmp_path: Path, name: str, external: bool) -> None:
     assert tie is not None and found.head.output_head is not None
     assert [member.state for member in tie.members[1:]] == ([HEADS[name]] if HEADS[name] else [])
     assert (found.head.output_head.tied_to is not None) == (HEADS[name] is None)
-    validate(found.to_dict(), SCHEMA)
+    validate(found.to_dict(), "inspect")
 
 
 @pytest.mark.parametrize("name", ["quantised", "quantised_twice"])
@@ -389,7 +386,7 @@ def test_heads_before_other_nodes(tmp_path: Path) -> None:
         found = api.inspect(_saved(tmp_path / "model.onnx", nodes, [*held, *tensors]))
         assert found.config.to_dict()["effective"] is True, name
         assert found.head.output_head is not None, name
-        validate(found.to_dict(), SCHEMA)
+        validate(found.to_dict(), "inspect")
 
 
 def test_nothing_is_claimed_without_a_head(tmp_path: Path) -> None:

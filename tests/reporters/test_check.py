@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
@@ -17,9 +16,9 @@ import pytest
 from junitparser import Failure, JUnitXml
 
 import tieconv
-from tests import schemas
 from tests.reporters import readers
 from tests.reporters.reports import entry, every_case, stored
+from tests.schemas import validate
 from tieconv.checkpoint.finding import REVIEW_FIRST, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Waiver
 from tieconv.checkpoint.results.fleet import FleetReport
@@ -31,7 +30,6 @@ from tieconv.reporters.html import fleet_page
 from tieconv.reporters.text import fleet_text
 
 ROOT = Path(__file__).parents[2]
-CHECK = json.loads((files("tieconv.reporters") / "schemas" / "check.schema.json").read_text())
 
 
 def sarif(report: CheckReport) -> dict:
@@ -118,9 +116,10 @@ def test_failed_counts_models_at_the_level_and_unreadable_ones(fail_on: Level, f
 def test_json_is_what_its_schema_says_and_reads_back() -> None:
     """A stored report is the report: other formats can be made from it without the weights."""
     text = check.render("json", every_case())
-    schemas.validate(json.loads(text), CHECK)
+    validate(json.loads(text), "check")
     assert check_json.read(text) == every_case()
-    assert set(CHECK["$defs"]["finding"]["required"]) == set(json.loads(text)["models"][1]["findings"][0])
+    schema = json.loads((ROOT / "tieconv/reporters/schemas/check.schema.json").read_text())
+    assert set(schema["$defs"]["finding"]["required"]) == set(json.loads(text)["models"][1]["findings"][0])
 
 
 @pytest.mark.parametrize(

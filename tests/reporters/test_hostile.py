@@ -10,11 +10,10 @@ from urllib.parse import unquote_to_bytes
 
 from hypothesis import HealthCheck, given, settings
 
-from tests import schemas
 from tests.patience import examples
 from tests.reporters import readers
 from tests.reporters.reports import BAITS, entry, reports
-from tests.reporters.test_check import CHECK
+from tests.schemas import validate
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckedModel, CheckReport, Failure, Waiver
 from tieconv.reporters.ci import check_json
@@ -61,7 +60,7 @@ def test_json(report: CheckReport) -> None:
     """ASCII, valid, and names come back character for character."""
     text = check.render("json", report)
     assert text.isascii() and not any(readers.is_order(line) for line in text.split("\n"))
-    schemas.validate(json.loads(text), CHECK)
+    validate(json.loads(text), "check")
     assert check_json.read(text) == report
 
 
