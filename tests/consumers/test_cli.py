@@ -285,6 +285,34 @@ def test_a_release_before_the_first_is_answered_with_the_first() -> None:
         select("vllm==0.4")
 
 
+RANGES = """
+transformers 4.48: 4.45 to 4.49
+transformers 4.57: 4.49 to 5.0
+transformers 5.0: 5.0 to 5.4
+transformers 5.x: 5.4 to
+safetensors 0.8: 0.4 to
+accelerate 1.15: 1.0 to
+vllm <0.29: 0.6 to 0.29
+vllm >=0.29: 0.29 to
+sglang 0.5: 0.5 to
+llama.cpp 2026: 0 to
+mlx-lm <0.32: 0.28 to 0.32
+mlx-lm 0.32: 0.32 to
+text-generation-inference 3.x: 3.0 to
+tensorrt-llm engine: 0.12 to 1.0
+tensorrt-llm pytorch: 1.0 to
+onnxruntime-genai 0.18: 0.18 to
+ctranslate2 4.8: 4.8 to
+"""
+
+
+def test_each_loader_answers_for_its_releases() -> None:
+    """The first release of each, and the first that it no longer answers for."""
+    for consumer, line in zip(CONSUMERS, RANGES.strip().splitlines(), strict=True):
+        since, before = (".".join(map(str, release or ())) for release in (consumer.since, consumer.before))
+        assert f"{consumer.name} {consumer.version}: {since} to {before}".strip() == line
+
+
 def test_names_and_versions_are_unique() -> None:
     """A finding can name a loader, and ranges of one loader do not overlap."""
     names = [(consumer.name, consumer.version) for consumer in CONSUMERS]

@@ -13,6 +13,7 @@ from tests.inspection.quantised.stored_models import (
     BY_CLASS,
     GPTQ,
     MLX_CONFIG,
+    MLX_SIZES,
     NAMED,
     UNLISTED,
     UNLISTED_GPTQ,
@@ -197,9 +198,7 @@ def test_the_basis_names_the_class_that_ran(tmp_path: Path) -> None:
 
 def test_helium_keeps_its_equal_head_in_mlx(tmp_path: Path) -> None:
     """mlx-lm 0.32 loads an equal quantised head of Helium, computes with the embedding, and fails without a head."""
-    sizes: dict[str, Any] = {"head_dim": 16, "max_position_embeddings": 64, "mlp_bias": False, "attention_bias": False}
-    sizes |= {"rope_theta": 10000.0, "num_key_value_heads": 2}
-    folder = model(tmp_path / "model", equal(mlx), {**MLX_CONFIG, **sizes}, True, "qq", kind="Helium")
+    folder = model(tmp_path / "model", equal(mlx), MLX_SIZES, True, "qq", kind="Helium")
     evidence = inspect(folder, consumers="mlx-lm 0.32")
     assert [str(entry.outcome) for entry in evidence.consumers] == ["tied"], evidence.consumers
     (finding,) = (entry for entry in evidence.findings if entry.rule == "QNT007")

@@ -325,13 +325,16 @@ def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _mlx_needs_head(inspection: Inspection) -> bool:
-    """Return whether mlx-lm loads the model, and refuses it without the head: Helium's class always has one."""
+    """Return whether mlx-lm loads the model, and refuses the tied model without the head, as for Helium."""
     pair = tables_of(inspection)
     head, embedding = (pair.of(HEAD), pair.of(EMBEDDING)) if pair else (None, None)
     if pair is None or head is None or embedding is None or not head.scheme.startswith("MLX"):
         return False
     names = {part.name for part in head.parts}
     alone = replace(without_tensors(inspection, names), quantised=replace(pair, matrices=(embedding,), relation=None))
+    if (config := alone.checkpoint.config) is not None:
+        config = replace(config, value={**config.value, evidence.FLAG: True})
+        alone = replace(alone, checkpoint=replace(alone.checkpoint, config=config))
     was, comes = (consumer(*MLX).predict(model).outcome for model in (inspection, alone))
     return comes is Outcome.ERROR and was is not Outcome.ERROR
 

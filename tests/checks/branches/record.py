@@ -7,11 +7,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 import tieconv as api
+from fixtures.onnx_graphs import H, V, embedding, transposed, values
 from tests.checks import test_levels
 from tests.checks.branches import ties
 from tests.checks.fixtures import asked, builder
-from tests.checks.fixtures.model import matrix, save, weights
+from tests.checks.fixtures.graphs import saved
+from tests.checks.fixtures.model import EMBED, Tensors, llama, matrix, save, vector, weights
+from tests.inspection.quantised.stored_models import MLX_SIZES, equal, mlx, model
 from tieconv.checks import RULES
 
 RECORD = Path(__file__).with_name("expected.json")
@@ -31,7 +36,7 @@ def cases() -> dict[str, tuple[Build, str | None]]:
         by_name[f"{rule.code} bad fixture"] = (build, asked(rule.code))
     for name, (config, tensors, _) in test_levels.CASES.items():
         by_name[f"level: {name}"] = (_saved((config, tensors)), None)
-    by_name["TIE012 Mistral's own format"] = (_mistral, None)
+    by_name |= {name: (build, None) for name, build in BUILT.items()}
     return by_name | {name: (_saved(case), None) for name, case in ties.CASES.items()}
 
 
@@ -41,6 +46,59 @@ def _mistral(folder: Path) -> Path:
     tensors = {"tok_embeddings.weight": matrix(), "output.weight": matrix(seed=1)}
     (folder / "consolidated.safetensors").write_bytes(weights(tensors))
     return folder
+
+
+def _beside(tensors: Tensors) -> Build:
+    """A tied Llama as safetensors, and these tensors as a torch file."""
+
+    def build(folder: Path) -> Path:
+        save(folder, ties.TIED, llama())
+        torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, folder / "pytorch_model.bin")
+        return folder
+
+    return build
+
+
+def _gguf_beside(folder: Path) -> Path:
+    (save(folder, ties.TIED, llama()) / "model-q4.gguf").write_bytes(b"GGUF")
+    return folder
+
+
+def _old(**versions: int) -> Build:
+    """A graph with a transposed copy of the embedding, of an old version."""
+
+    def build(folder: Path) -> Path:
+        graph = transposed()
+        vars(graph).update(versions)
+        return saved(graph, folder)
+
+    return build
+
+
+def _read_by_cast(folder: Path) -> Path:
+    graph = embedding()
+    graph.tensors["lm_head.weight"] = values(1, (V, H), "f2")
+    graph.tensors["model.embed_tokens.weight"] = graph.tensors["lm_head.weight"].astype("f4")
+    graph.add("Cast", ["lm_head.weight"], "cast", to=1)
+    graph.add("Transpose", ["cast"], "turned", perm=[1, 0])
+    graph.add("MatMul", [graph.body(), "turned"], "logits")
+    graph.output("logits")
+    return saved(graph, folder)
+
+
+BUILT: dict[str, Build] = {
+    "TIE012 Mistral's own format": _mistral,
+    "IDX009 equal": _beside(llama()),
+    "IDX009 a copy and a buffer more": _beside({**llama(head=matrix()), "model.rotary_emb.inv_freq": vector(2)}),
+    "IDX009 another embedding": _beside({**llama(), EMBED: matrix(seed=1)}),
+    "IDX009 a norm more": _beside({**llama(), "model.layers.0.norm.weight": vector(4)}),
+    "IDX009 GGUF beside": _gguf_beside,
+    "ONX001 an old opset": _old(opset=10),
+    "ONX001 an old IR": _old(ir_version=3),
+    "ONX001 a Cast reads the head": _read_by_cast,
+    "QNT007 untied": lambda folder: model(folder, equal(mlx), MLX_SIZES, False, "qq"),
+    "QNT007 untied, mlx-lm needs it": lambda folder: model(folder, equal(mlx), MLX_SIZES, False, "qq", kind="Helium"),
+}
 
 
 def messages(build: Build, loader: str | None, folder: Path) -> list[dict[str, object]]:

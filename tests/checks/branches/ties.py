@@ -44,6 +44,11 @@ CODES = gptq("lm_head", seed=1)
 EMBED_CODES = gptq("model.embed_tokens", seed=3)
 T5_OWN = {"shared.weight": matrix(), HEAD: matrix(seed=1)}
 NORM = {"model.norm.weight": vector(4, seed=9)}
+WEIGHT_NORM = {"lm_head.weight_g": matrix(8, 1), "lm_head.weight_v": matrix(seed=1)}
+EMBED_NORM = {name.replace("lm_head", "model.embed_tokens"): part for name, part in WEIGHT_NORM.items()}
+ARIA = {**INTERNVL, "architectures": ["AriaForConditionalGeneration"], "model_type": "aria"}
+BRIDGETOWER = {"architectures": ["BridgeTowerForMaskedLM"], "model_type": "bridgetower"}
+BRIDGETOWER_EMBED = "bridgetower.text_model.embeddings.word_embeddings.weight"
 _BIAS = "relative_attention_bias.weight"
 UDOP_OWN = {
     "shared.weight": matrix(),
@@ -127,6 +132,10 @@ CASES: dict[str, Case] = {
     "TIE006 quantised head": (UNTIED, {**CODES, **NORM}),
     "TIE006 headless": ({**LLAMA, "architectures": ["LlamaForSequenceClassification"]}, NORM),
     "TIE006 unknown class": (REMOTE, NORM),
+    "TIE006 a name that may be renamed": (TIED, wrapped(llama(), "language_model.")),
+    "TIE007 tied in 5, lost head": (level(INTERNVL, "text_config", False), NESTED),
+    "TIE007 tied in 4 alone, own head": (level(ARIA, "text_config", True), NESTED_OWN),
+    "TIE007 tied in 4 alone, no head": (BRIDGETOWER, {BRIDGETOWER_EMBED: matrix()}),
     "TIE007 tied in 4, own head": (INTERNVL, NESTED_OWN),
     "TIE007 tied in 4, equal head": (INTERNVL, NESTED_COPY),
     "TIE007 tied in 4, no head": (INTERNVL, NESTED),
@@ -165,6 +174,7 @@ CASES: dict[str, Case] = {
     "TIE012 no config": (None, OWN),
     "TIE012 no config, nothing known": (None, {"conv.weight": matrix()}),
     "TIE012 nothing known": (REMOTE, {"conv.weight": matrix()}),
+    "TIE012 the embedding under another name": (UNTIED, {HEAD: matrix(seed=1), "wte.weight": matrix(), **NORM}),
     "TIE013 true as text": (flagged(LLAMA, "true"), llama()),
     "TIE013 empty text, own head": (flagged(LLAMA, ""), OWN),
     "TIE013 text, own head": (flagged(LLAMA, "yes"), OWN),
@@ -210,5 +220,8 @@ CASES: dict[str, Case] = {
     "TIE001 the body of Udop": ({**T5, "architectures": ["UdopModel"], "model_type": "udop"}, UDOP_OWN),
     "TIE001 the encoder of Udop": ({**T5, "architectures": ["UdopEncoderModel"], "model_type": "udop"}, UDOP_OWN),
     "VOC001 another vocabulary": ({**UNTIED, "audio_vocab_size": 2}, {EMBED: matrix(10), HEAD: matrix(10, seed=1)}),
+    "HED002 the head of a tied model": (TIED, {**llama(), **WEIGHT_NORM}),
+    "HED002 the embedding beside a head": (TIED, {HEAD: matrix(), **EMBED_NORM}),
+    "HED002 the embedding alone": (TIED, {**NORM, **EMBED_NORM}),
     "VOC001 quantised": (UNTIED, {**llama(), EMBED: matrix(10), **EMBED_CODES, **CODES}),
 }

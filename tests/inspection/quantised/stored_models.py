@@ -164,6 +164,16 @@ BY_CLASS = compressed("Linear", "Embedding")
 GPTQ, AWQ = in_groups("gptq", lm_head=True), in_groups("awq", lm_head=True)
 UNLISTED, UNLISTED_GPTQ = in_groups("awq"), in_groups("gptq")
 MLX_CONFIG = {"quantization": {"group_size": 64, "bits": 4, "mode": "affine"}}
+MLX_SIZES: dict[str, Any] = {
+    **MLX_CONFIG,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "mlp_bias": False,
+    "attention_bias": False,
+    "rope_theta": 10000.0,
+    "num_key_value_heads": 2,
+}
+"""The same with what mlx-lm's class of Helium needs."""
 
 
 def model(folder: Path, make: Any, entries: dict[str, Any], tied: bool, pair: str, *, kind: str = "Llama") -> Path:
