@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,11 @@ def test_the_result_can_go_to_a_file(models: Path, tmp_path: Path) -> None:
         in run("check --output-file /nowhere/x", models / "t5").stderr
     )
     assert list(tmp_path.iterdir()) == [file]
+    listed = tmp_path / "models.txt"
+    listed.write_text(f"{models / 't5'}\n")
+    for more, streams in (("", ["stdout"]), (f"--output-file {file}", ["stderr"])):
+        result = run(f"check @{listed} {more}")  # a list also gets a table
+        assert [name for name in ("stdout", "stderr") if "verdict" in getattr(result, name)] == streams
     assert f"{tmp_path} cannot be written: it is a directory" in refused(
         f"check --output-file {tmp_path}", models / "t5"
     )
@@ -291,6 +297,16 @@ def test_order_is_that_of_the_arguments(models: Path, tmp_path: Path) -> None:
     assert single.exit_code == parallel.exit_code == 2
     assert single.stdout == parallel.stdout and single.stderr == parallel.stderr
     assert [model["source"] for model in json.loads(single.stdout)["models"]] == list(map(str, paths))
+
+
+def test_progress_counts_models(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first to the last."""
+    drawn: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "tieconv.cli.check.count_progress", lambda label: nullcontext(lambda *numbers: drawn.append(numbers))
+    )
+    run("check", models / "t5", models / "llama-tied")
+    assert drawn == [(1, 2), (2, 2)]
 
 
 def test_hostile_names_reach_no_terminal(models: Path, tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_a_directory_of_models(repository: Path) -> None:
     assert checked("models/a") == ["models/a"]
 
 
+def test_settings_of_a_model_that_is_gone(repository: Path) -> None:
+    """A note where all models of the directory were checked, not where some were."""
+    entry = '[[per-model]]\nmodel = "models/gone"\nignore = ["TIE"]\nreason = "r"\n'
+    Path("tieconv.toml").write_text(entry)
+    note = "no checked model matches models/gone"
+    runs = ("models", "models/a", "models --include a", "models --newer-than 7d")
+    assert [note in run(f"check {words}").stderr for words in runs] == [True, False, False, False]
+
+
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [

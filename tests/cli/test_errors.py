@@ -125,6 +125,8 @@ LINES = {
     "bias zero --foo": ("no such option", "tieconv bias zero --help"),
     "untie -o": ("option '-o' requires an argument", "tieconv untie --help"),
     "inspect --depth all": ("'all' is not one of", "tieconv inspect --help"),
+    "check a -j 257": ("257 is not in the range 1<=x<=256", "tieconv check --help"),
+    "parity a b --provider cpu --device 0": ("--device needs --provider cuda", "tieconv parity --help"),
     "check --in-place": ("-o OUT and --in-place need --fix", "tieconv check --help"),
 }
 

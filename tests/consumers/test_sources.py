@@ -58,7 +58,18 @@ TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
 BIASED = {**llama(), "lm_head.bias": vector()}
 LAYER = {"model.layers.0.self_attn.q_proj.weight": matrix()}
 
-CASES: dict[str, tuple[str, Config, Tensors, str]] = {
+GEMMA2 = {**TIED, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+OMNI = flagged(
+    {"architectures": ["Qwen2_5OmniForConditionalGeneration"], "model_type": "qwen2_5_omni"}, True, thinker_config=True
+)
+FRAGMENT = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+CASES: dict[str, tuple[str, Config | None, Tensors, str]] = {
+    "transformers 5.0 reads the flag of one level": (
+        "transformers==5.0",
+        OMNI,
+        {"thinker.model.embed_tokens.weight": matrix()},
+        "tied",
+    ),
     "vLLM 0.28 leaves a head out": ("vllm==0.28", TIED, OWN, "discarded"),
     "vLLM 0.29 loads it and compares": ("vllm==0.29", TIED, OWN, "untied"),
     "vLLM ties an equal copy": ("vllm==0.29", TIED, BOTH, "tied"),
@@ -73,6 +84,8 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
     "vLLM 0.28 loads both names into one tensor": ("vllm==0.28", flagged(MIXTRAL, True), OWN, "discarded"),
     "vLLM 0.28 asserts that Gemma is tied": ("vllm==0.28", flagged(GEMMA, False), OWN, "error"),
     "vLLM drops an unknown bias": ("vllm==0.29", TIED, BIASED, "tied, dropped lm_head.bias"),
+    "vLLM 0.28 loads the head as both": ("vllm==0.28", flagged(MIXTRAL, True), HEAD_ONLY, "tied"),
+    "vLLM 0.29 skips the head of a class that always ties": ("vllm==0.29", GEMMA2, HEAD_ONLY, "error"),
     "llama.cpp takes a stored head": ("llama.cpp", TIED, OWN, "untied"),
     "llama.cpp ties without one, whatever the flag": ("llama.cpp", UNTIED, llama(), "tied"),
     "llama.cpp needs the embedding": ("llama.cpp", TIED, HEAD_ONLY, "error"),
@@ -84,18 +97,25 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
     "mlx-lm takes an absent flag for true": ("mlx-lm==0.32", LLAMA, llama(), "tied"),
     "mlx-lm stops at a copy in some models": ("mlx-lm==0.32", flagged(OLMO2, True), BOTH, "error"),
     "mlx-lm requires the flag of some": ("mlx-lm==0.32", QWEN3, llama(), "error"),
+    "mlx-lm requires it also in a fragment of a config": ("mlx-lm==0.32", FRAGMENT, llama(), "error"),
     "mlx-lm stops at a bias": ("mlx-lm==0.32", TIED, BIASED, "error"),
     "mlx-lm has a head of its own in some": ("mlx-lm==0.32", flagged(STABLELM, True), llama(), "error"),
     "TGI looks under the embedding's name": ("text-generation-inference", TIED, OWN, "discarded"),
     "TGI needs an untied head": ("text-generation-inference", UNTIED, llama(), "error"),
+    "TGI needs the embedding": ("text-generation-inference", TIED, HEAD_ONLY, "error"),
+    "TGI was not read for a bias": ("text-generation-inference", TIED, BIASED, "unknown"),
     "TGI depends on a default": ("text-generation-inference", LLAMA, llama(), "unknown"),
     "TensorRT-LLM's engine ties what is missing": ("tensorrt-llm<1", UNTIED, llama(), "tied"),
     "and from the head too": ("tensorrt-llm<1", TIED, HEAD_ONLY, "tied"),
     "and takes both": ("tensorrt-llm<1", TIED, OWN, "untied"),
+    "and was not read for neither": ("tensorrt-llm<1", TIED, LAYER, "unknown"),
+    "and not for a bias": ("tensorrt-llm<1", TIED, BIASED, "unknown"),
+    "the PyTorch backend not either": ("tensorrt-llm>=1", TIED, BIASED, "unknown"),
     "TensorRT-LLM's PyTorch backend skips a head": ("tensorrt-llm>=1", TIED, OWN, "discarded"),
     "which it was not read to miss": ("tensorrt-llm>=1", UNTIED, llama(), "unknown"),
     "genai shares the head's matrix": ("onnxruntime-genai", TIED, OWN, "discarded"),
     "genai takes random numbers from transformers": ("onnxruntime-genai", UNTIED, llama(), "random"),
+    "genai needs a config": ("onnxruntime-genai", None, OWN, "error"),
     "genai keeps two": ("onnxruntime-genai", UNTIED, OWN, "untied"),
     "genai builds Phi": ("onnxruntime-genai", flagged(PHI, False), OWN, "untied"),
     "a class that was not read": ("onnxruntime-genai", flagged(GPT_OSS, False), OWN, "unknown"),
@@ -112,11 +132,13 @@ CASES: dict[str, tuple[str, Config, Tensors, str]] = {
     "genai keeps Whisper's two tables": ("onnxruntime-genai", flagged(WHISPER, True), SPEECH, "untied"),
     "CTranslate2 takes what transformers loads": ("ctranslate2", TIED, OWN, "untied"),
     "and its random numbers": ("ctranslate2", UNTIED, llama(), "random"),
+    "CTranslate2 needs a config": ("ctranslate2", None, OWN, "error"),
     "CTranslate2 does not know a type": ("ctranslate2", flagged(STABLELM, False), OWN, "error"),
     "CTranslate2 reads a setting that transformers 5 lacks": ("ctranslate2", flagged(PHI, False), OWN, "error"),
     "CTranslate2 needs a key of the config": ("ctranslate2", flagged(BART, True), SHARED, "error"),
     "and converts with it": ("ctranslate2", {**flagged(BART, True), "normalize_before": False}, SHARED, "tied"),
     "CTranslate2 converts a class without its head": ("ctranslate2", BERT, llama(), "unknown"),
+    "safetensors needs a model object, no config": ("safetensors", None, OWN, "unknown"),
     "accelerate ties by the head alone": ("accelerate", TIED, HEAD_ONLY, "tied"),
     "accelerate keeps the first name": ("accelerate", TIED, OWN, "discarded"),
     "accelerate ties an equal copy": ("accelerate", TIED, BOTH, "tied"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -148,7 +147,7 @@ def run(arguments: Arguments) -> int:
     named = read_lists(arguments.models, sys.stdin.buffer)
     sources = expand(named, **arguments.only(*_CHOICE))
     whole = not any(arguments.only("include", "exclude", "newer_than").values())
-    searched = [path for path in named if whole and path not in sources and os.path.isdir(path)]
+    searched = [path for path in named if whole and path not in sources]
     # The baseline may be the file that this run writes, so it need not exist yet.
     baseline = arguments.write_baseline
     reports = [(format_, path) for format_, _, path in (report.partition("=") for report in arguments.reports)]
