@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -56,3 +57,15 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[Any] | Non
         assert process is None or process.poll() is None, f"ended early with {process.returncode}"
         assert time.monotonic() < until, f"not reached after {HANGS:.0f} s"
         time.sleep(0.005)
+
+
+def sound(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Return a process that has ended, and with 0."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON object that a process printed, which has ended with 0."""
+    document: dict[str, Any] = json.loads(sound(done).stdout)
+    return document

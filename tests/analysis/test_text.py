@@ -15,6 +15,7 @@ from tests.analysis.test_bounds import opened
 from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit, tensors
+from tests.refusals import failure_of
 from tieconv.analysis.retie_section import load_model, on_text
 from tieconv.analysis.subject import split
 from tieconv.errors import TieconvError
@@ -254,9 +255,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path, text: Path, what: st
     if what == "tokenizer":
         for path in folder.glob("tokenizer*"):
             path.unlink()
-    with pytest.raises(TieconvError) as caught:
-        tieconv.analyze(folder, text=given)
-    assert caught.value.hint
+    assert failure_of(tieconv.analyze, TieconvError, folder, text=given).hint
 
 
 @pytest.mark.parametrize("survivor", ["embed", "head", "mean"])

@@ -14,6 +14,7 @@ import pytest
 
 import tieconv as api
 from tests.checks.fixtures.model import BERT, LLAMA, T5, bert, flagged, llama, matrix, save, save_shards, vector
+from tests.children import sound
 from tests.cli.run import ok, run
 from tests.conftest import ROOT
 
@@ -58,8 +59,7 @@ def test_any_name_is_one_word(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     """The command works for a model of any name, also one that looks like an option or an order to the shell."""
     copied(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    result = shell(recommended(name), tmp_path)
-    assert result.returncode == 0, result.stderr
+    sound(shell(recommended(name), tmp_path))
     assert api.inspect("OUT").findings == ()
 
 
@@ -74,8 +74,7 @@ def test_inside_the_model_the_output_stands_beside_it(
     model = copied(tmp_path / "model")
     (model / inside).mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(model / inside)
-    result = shell(recommended(source), Path.cwd())
-    assert result.returncode == 0, result.stderr
+    sound(shell(recommended(source), Path.cwd()))
     assert api.inspect(tmp_path / "OUT").findings == ()
 
 
@@ -85,8 +84,7 @@ def test_inside_the_model_an_index_is_no_exception(tmp_path: Path, monkeypatch: 
     homes = {name: file for file, tensors in shards.items() for name in tensors}
     model = save_shards(tmp_path / "model", flagged(LLAMA, True), shards, homes)
     monkeypatch.chdir(model)
-    result = shell(recommended("model.safetensors.index.json"), model)
-    assert result.returncode == 0, result.stderr
+    sound(shell(recommended("model.safetensors.index.json"), model))
 
 
 def apart(folder: Path) -> Path:
@@ -210,8 +208,7 @@ def test_two_formats_have_a_way_out(code: str, tmp_path: Path, monkeypatch: pyte
     assert remedies.keys() == {"IDX009", "TIE002"}
     remedy = remedies[code]
     assert remedy is not None and not remedy.safe
-    result = shell(remedy.command, tmp_path)
-    assert result.returncode == 0, result.stderr
+    sound(shell(remedy.command, tmp_path))
     assert api.inspect("OUT").findings == ()
 
 
@@ -226,5 +223,4 @@ def test_an_export_of_two_formats_has_a_way_out(tmp_path: Path, monkeypatch: pyt
         "error: my model: the directory holds weights as safetensors and as torch"
     )
     hint = result.stderr.splitlines()[-1]
-    done = shell(hint[hint.index("tieconv") :], tmp_path)
-    assert done.returncode == 0, done.stderr
+    sound(shell(hint[hint.index("tieconv") :], tmp_path))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import failure_of
 from tieconv.errors import DestinationError
 from tieconv.execute import Target, execute, staging
 from tieconv.execute.staging import SIZE, Owner, Staging, is_cut, parse, sweep
@@ -397,7 +398,5 @@ def test_held_by_nobody_but_locked(tmp_path: Path) -> None:
     marked(path)
     descriptor = os.open(path / "owner", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(DestinationError) as caught:
-        Staging(tmp_path / "out")
-    assert caught.value.code == "out.busy"
+    assert failure_of(Staging, DestinationError, tmp_path / "out").code == "out.busy"
     os.close(descriptor)

@@ -10,6 +10,7 @@ import tieconv as api
 from fixtures.torch_files import Case, hostile
 from tests.checks.fixtures.model import EMBED, GEMMA, T5, Array, flagged, matrix, save, weights
 from tests.checks.fixtures.more import LORA, base_of, save_adapter
+from tests.refusals import failure_of
 from tests.schemas import validate
 from tieconv.errors import RefusedError, TieconvError
 
@@ -210,9 +211,7 @@ def test_no_command_writes_it(plan, tmp_path: Path) -> None:
 def test_malformed(damage, code: str, tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "model", LORA, None)
     damage(folder)
-    with pytest.raises(TieconvError) as caught:
-        api.inspect(folder)
-    assert caught.value.code == code
+    assert failure_of(api.inspect, TieconvError, folder).code == code
 
 
 def test_odd_config_values(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fixtures.torch_files import pickled, text
 from tests.formats.test_torch_read import state_dicts
 from tests.patience import examples, prompt
+from tests.refusals import failure_of
 from tieconv.formats.torch import globals_, pickle_machine, pickle_stack
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
 from tieconv.formats.torch.pickle_stack import (
@@ -97,9 +98,7 @@ def test_what_torch_does_not_write_is_refused(code: str) -> None:
     """Persistent ids and arguments of tensors, each with one fault; the largest that are right are read."""
     read, wrong = MALFORMED[code]
     for value in wrong:
-        with pytest.raises(PickleProblem) as caught:
-            read(value)
-        assert caught.value.code == code, value
+        assert failure_of(read, PickleProblem, value).code == code, value
 
 
 def test_what_torch_writes_is_read() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples, prompt
+from tests.refusals import failure_of
 from tieconv.errors import UnreadableError
 from tieconv.formats import strict_json
 from tieconv.formats.strict_json import MAX_DEPTH, check_part, loads, read, write
@@ -92,9 +93,7 @@ def test_lenient_accepts_what_configs_hold() -> None:
 
 def test_size() -> None:
     assert loads(b'{"a":1}', "f", limit=7) == {"a": 1}
-    with pytest.raises(UnreadableError) as caught:
-        loads(b'{"a":1}', "f", limit=6)
-    assert caught.value.code == "json.too-large"
+    assert failure_of(loads, UnreadableError, b'{"a":1}', "f", limit=6).code == "json.too-large"
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
@@ -157,9 +156,7 @@ def test_the_collector_is_left_as_it_was() -> None:
 
 
 def test_messages_show_no_raw_text() -> None:
-    with pytest.raises(UnreadableError) as caught:
-        strict('{"\x7f\u202e":1,"\x7f\u202e":2}')
-    assert "\\x7f\\u202e" in caught.value.message
+    assert "\\x7f\\u202e" in failure_of(strict, UnreadableError, '{"\x7f\u202e":1,"\x7f\u202e":2}').message
 
 
 spelled = st.recursive(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import tieconv
 from tests.patience import examples, prompt
+from tests.refusals import failure_of
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
@@ -280,9 +281,7 @@ def test_damaged_bytes_are_found_on_demand(tmp_path: Path) -> None:
     data[record.range.start + 100] ^= 1
     path.write_bytes(data)
     tieconv.inspect(path)
-    with pytest.raises(UnreadableError) as refusal:
-        tieconv.inspect(path, depth="full")
-    assert refusal.value.code == "torch.checksum"
+    assert failure_of(tieconv.inspect, UnreadableError, path, depth="full").code == "torch.checksum"
 
 
 def test_inspecting_imports_no_framework(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import tieconv
 from tests.cli.run import refused
 from tests.patience import prompt
+from tests.refusals import failure_of
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure
@@ -340,9 +341,7 @@ def test_near_matches_by_code_and_name() -> None:
     with pytest.raises(SettingsError) as caught:
         find_rule("missing-haed")
     assert "TIE003 (missing-head)" in caught.value.hint
-    with pytest.raises(SettingsError) as caught:
-        find_rule("zzzzzzz")
-    assert caught.value.hint == "list all rules with: tieconv rules"
+    assert failure_of(find_rule, SettingsError, "zzzzzzz").hint == "list all rules with: tieconv rules"
     assert selectors("TIE002", "select") == selectors(["tie002"], "select") == ("TIE002",)
     with pytest.raises(SettingsError, match="look at the files: tieconv inspect MODEL;"):
         find_rule("KeyError: 'lm_head.weight'")

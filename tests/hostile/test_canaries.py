@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import sound
 from tests.patience import HANGS
 
 # What the program imports, what it might import, what Python imports at its start, and what a config may name.
@@ -65,16 +66,14 @@ COMMANDS = [
 @pytest.mark.skipif(not PROGRAM.exists(), reason="tieconv is not installed beside this Python")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_program(trap: Path, command: list[str]) -> None:
-    done = start(trap, [str(PROGRAM), *command])
-    assert done.returncode == 0, done.stderr
+    sound(start(trap, [str(PROGRAM), *command]))
     assert fired(trap) == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_module_with_a_safe_path(trap: Path, command: list[str]) -> None:
     """`python -P -m tieconv`: without -P Python itself imports from the current directory before tieconv starts."""
-    done = start(trap, [sys.executable, "-P", "-m", "tieconv", *command])
-    assert done.returncode == 0, done.stderr
+    sound(start(trap, [sys.executable, "-P", "-m", "tieconv", *command]))
     assert fired(trap) == ""
 
 
@@ -83,8 +82,7 @@ def test_the_module_without_a_safe_path(trap: Path) -> None:
     likely = {"json", "torch", "numpy", "safetensors", "transformers", "click", "ml_dtypes", "inspect", "modeling_x"}
     for name in set(NAMES) - likely:
         (trap / f"{name}.py").unlink()
-    done = start(trap, [sys.executable, "-m", "tieconv", "inspect", "--depth", "full"])
-    assert done.returncode == 0, done.stderr
+    sound(start(trap, [sys.executable, "-m", "tieconv", "inspect", "--depth", "full"]))
     assert fired(trap) == ""
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import children
-from tests.children import wait_until
+from tests.children import answer, sound, wait_until
 from tests.hub.conftest import TOKEN, Run, refused
 from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
@@ -41,8 +41,7 @@ def contents(root: Path) -> dict[str, tuple[str, int]]:
 def cached(hub: Hub, python: Run, models: Path, tmp_path: Path) -> Path:
     """A model in the cache, put there by huggingface_hub itself."""
     hub.add("org/m", models / "llama-duplicated")
-    result = python(DOWNLOAD)
-    assert result.returncode == 0, result.stderr
+    sound(python(DOWNLOAD))
     hub.requests.clear()
     return tmp_path / "hf-home" / "hub"
 
@@ -50,9 +49,7 @@ def cached(hub: Hub, python: Run, models: Path, tmp_path: Path) -> Path:
 def test_offline(cached: Path, hub: Hub, tieconv: Run, models: Path) -> None:
     """In offline mode the snapshot is read, with every proof, and no request is made."""
     before = contents(cached)
-    result = tieconv("inspect", "hf://org/m", "--json", HF_HUB_OFFLINE="1")
-    assert result.returncode == 0, result.stderr
-    document = json.loads(result.stdout)
+    document = answer(tieconv("inspect", "hf://org/m", "--json", HF_HUB_OFFLINE="1"))
     assert document["model"]["revision"] == hub.repos["org/m"].commit
     assert document["ties"] == json.loads(tieconv("inspect", models / "llama-duplicated", "--json").stdout)["ties"]
     commit = tieconv("inspect", f"hf://org/m@{hub.repos['org/m'].commit}", HF_HUB_OFFLINE="1")
@@ -71,12 +68,8 @@ def test_offline_without_the_model(hub: Hub, tieconv: Run) -> None:
 def test_offline_with_a_part_of_the_model(hub: Hub, tieconv: Run, python: Run, tmp_path: Path) -> None:
     """A shard that was never fetched is to be fetched; the index is in order."""
     hub.add("org/m", sharded(tmp_path / "m", shards=2))
-    got = python(
-        "from huggingface_hub import hf_hub_download as get\n"
-        "for name in ('config.json', 'model.safetensors.index.json', 'model-00001-of-00002.safetensors'):\n"
-        "    get('org/m', name)"
-    )
-    assert got.returncode == 0, got.stderr
+    for name in ("config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"):
+        sound(python(f"from huggingface_hub import hf_hub_download as get; get('org/m', '{name}')"))
     for words in (("inspect", "hf://org/m"), ("retie", "hf://org/m", "-o", "out")):
         result = tieconv(*words, HF_HUB_OFFLINE="1")
         assert result.returncode == 2 and "hf://org/m is not complete in the local cache" in result.stderr
@@ -144,8 +137,7 @@ def test_reindex(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     wanted = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())["weight_map"]
     (tmp_path / "m" / "model.safetensors.index.json").unlink()
     hub.add("org/m", tmp_path / "m")
-    result = tieconv("reindex", "hf://org/m", "-o", tmp_path / "out")
-    assert result.returncode == 0, result.stderr
+    sound(tieconv("reindex", "hf://org/m", "-o", tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"] == wanted
 
 
@@ -161,8 +153,7 @@ def test_refused_before_it_is_fetched(hub: Hub, tieconv: Run, tmp_path: Path) ->
     refused = tieconv("dedup", "hf://org/m", "-o", tmp_path / "out")
     assert refused.returncode == 2 and "--drop-other-formats" in refused.stderr
     assert not (tmp_path / "hf-home" / "hub").exists()
-    dropped = tieconv("dedup", "hf://org/m", "-o", tmp_path / "out", "--drop-other-formats")
-    assert dropped.returncode == 0, dropped.stderr
+    sound(tieconv("dedup", "hf://org/m", "-o", tmp_path / "out", "--drop-other-formats"))
     assert not [one for one in hub.of("pytorch_model.bin") if one.sent > 100_000]
 
 
@@ -224,10 +215,9 @@ def test_alignment_of_models_on_the_hub(hub: Hub, tieconv: Run, models: Path, tm
     noise = {name: torch.randn(value.shape, generator=generator).to(value.dtype) for name, value in tensors.items()}
     save_file(noise, second / "model.safetensors", {"format": "pt"})
     hub.add("org/second", second)
-    result = tieconv(
-        "analyze", "hf://org/tied", "--against", "hf://org/untied", "--second", "hf://org/second", "--json"
+    result = sound(
+        tieconv("analyze", "hf://org/tied", "--against", "hf://org/untied", "--second", "hf://org/second", "--json")
     )
-    assert result.returncode == 0, result.stderr
     here = tieconv(
         *("analyze", models / "llama-tied", "--against", models / "llama-untied"), *("--second", second, "--json")
     )
@@ -283,8 +273,7 @@ def test_fault_that_passes(model: Path, hub: Hub, tieconv: Run) -> None:
 def test_uploads_repeat_no_address(model: Path, hub: Hub, models: Path, tieconv: Run) -> None:
     """Where to upload is a signed address too."""
     hub.faults["upload"] = Fault("status", 1, "503")
-    result = tieconv("push", models / "llama-untied", "hf://org/m", "--yes", HF_TOKEN=TOKEN)
-    assert result.returncode == 0, result.stderr
+    result = sound(tieconv("push", models / "llama-untied", "hf://org/m", "--yes", HF_TOKEN=TOKEN))
     assert hub.faults["upload"].times == 0 and hub.storage not in result.stderr
     assert len(result.stderr.splitlines()) == 1
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import sound
 from tests.hub.conftest import TOKEN, Run
 from tests.hub.models import (
     CONFIG,
@@ -188,8 +189,7 @@ def test_equal_hashes_of_files(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     (tmp_path / "b" / "README.md").write_text("a card")
     hub.add("org/a", tmp_path / "a")
     hub.add("org/b", tmp_path / "b")
-    result = tieconv("diff", "hf://org/a", "hf://org/b")
-    assert result.returncode == 0, result.stderr
+    result = sound(tieconv("diff", "hf://org/a", "hf://org/b"))
     assert "README.md" in result.stdout
     assert hub.sent < 2 * (9 * 65536 + 2 * 4096 + 16384)
 
@@ -435,8 +435,7 @@ def test_a_format_is_added_on_the_way(shards: int, hub: Hub, tieconv: Run, tmp_p
     if shards == 1:
         (source / "model.safetensors.index.json").unlink()
         next(source.glob("*.safetensors")).rename(source / "model.safetensors")
-    result = tieconv("reindex", "hf://org/m", "--add-format", "-o", "out")
-    assert result.returncode == 0, result.stderr
+    sound(tieconv("reindex", "hf://org/m", "--add-format", "-o", "out"))
     for path in source.iterdir():
         written = (tmp_path / "out" / path.name).read_bytes()
         if path.suffix != ".safetensors":
@@ -454,19 +453,16 @@ def test_a_format_is_added_on_the_way(shards: int, hub: Hub, tieconv: Run, tmp_p
 )
 def test_cost_of_a_plan(words: tuple[str, ...], hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     """A plan that has nothing to prove reads the headers: of a tied model no tensor at all."""
-    retied = tieconv("retie", sharded(tmp_path / "m", shards=3), "--from", "embed", "--force", "-o", "tied")
-    assert retied.returncode == 0, retied.stderr
+    sound(tieconv("retie", sharded(tmp_path / "m", shards=3), "--from", "embed", "--force", "-o", "tied"))
     hub.add("org/m", tmp_path / "tied")
-    result = tieconv(*words, "hf://org/m")
-    assert result.returncode == 0, result.stderr
+    sound(tieconv(*words, "hf://org/m"))
     assert hub.sent < 3 * 65536 + 16384
 
 
 def test_a_proof_streams_the_pair(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     """To plan a re-tie of two copies both are compared, each byte once, and no other tensor is read."""
     hub.add("org/m", sharded(tmp_path / "m", head=same_head()))
-    result = tieconv("retie", "hf://org/m", "--dry-run", "-o", "out")
-    assert result.returncode == 0, result.stderr
+    result = sound(tieconv("retie", "hf://org/m", "--dry-run", "-o", "out"))
     assert "drop" in result.stdout and not (tmp_path / "out").exists()
     assert 2 * SIZE - 2 * 65536 < hub.sent < 2 * SIZE + 9 * 65536 + 7 * 8192 + 65536
     (tmp_path / "out").mkdir()
@@ -482,8 +478,7 @@ plan = tieconv.plan_retie("hf://org/m")
 assert not os.path.exists(os.environ["HF_HOME"] + "/hub")
 print(plan.execute("far").output)
 """
-    result = python(program)
-    assert result.returncode == 0, result.stderr
+    sound(python(program))
     assert tieconv("retie", models / "llama-duplicated", "-o", "near").returncode == 0
     for path in (tmp_path / "near").iterdir():
         assert path.read_bytes() == (tmp_path / "far" / path.name).read_bytes()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import sound
 from tests.hub.conftest import Run, refused
 from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
@@ -146,8 +147,7 @@ import huggingface_hub as h, tieconv
 tieconv.inspect("hf://org/m")
 h.HfApi().model_info("org/m")
 """
-    result = python(program)
-    assert result.returncode == 0, result.stderr
+    sound(python(program))
     assert hub.requests[-1].encoding != "identity" and hub.requests[0].encoding == "identity"
 
 
@@ -276,8 +276,7 @@ print("unlimited", heard[-1])
 
 def test_listings_have_an_end_and_the_token_stays(interpreter: Run) -> None:
     """No listing goes on at another host, for ever, with a name twice or with millions of values. No token leaves."""
-    result = interpreter("-c", LISTINGS)
-    assert result.returncode == 0, result.stderr
+    result = sound(interpreter("-c", LISTINGS))
     lines = dict(line.split(" ", 1) for line in result.stdout.splitlines())
     away = dict.fromkeys(("elsewhere", "301", "302", "307", "308"), "hub.redirect")
     ends = {"same": "hub.repeated", "circle": "hub.repeated", "empty": "hub.too-large", "fresh": "hub.too-large"}

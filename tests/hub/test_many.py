@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import children
-from tests.children import wait_until
+from tests.children import answer, sound, wait_until
 from tests.hub.conftest import Run
 from tests.hub.models import EMBEDDING, ROWS, WIDTH, noise, sharded, write_shard
 from tests.hub.stub import Fault, Hub
@@ -224,10 +224,7 @@ def test_the_findings_are_the_local_ones(organisation: Hub, tieconv: Run, models
     assert (
         tieconv("fleet", "check", tmp_path / "local", "-o", tmp_path / "here", "-q", "--depth", "full").returncode == 0
     )
-    checked = tieconv(
-        "fleet", "check", "hf://organisation/*", "-o", tmp_path / "far", "-q", "-j", "2", "--depth", "full"
-    )
-    assert checked.returncode == 0, checked.stderr
+    sound(tieconv("fleet", "check", "hf://organisation/*", "-o", tmp_path / "far", "-q", "-j", "2", "--depth", "full"))
     assert rules(tmp_path / "far") == rules(tmp_path / "here")
     commits = {name: line["fingerprint"] for name, line in results(tmp_path / "far", "check").items()}
     assert commits == {name: organisation.repos[f"organisation/{name}"].commit for name in NAMES}
@@ -260,10 +257,11 @@ def test_what_was_not_compared_is_counted(organisation: Hub, tieconv: Run, tmp_p
 
 def test_other_commands(organisation: Hub, tieconv: Run, tmp_path: Path) -> None:
     """`inspect` has the document of the command alone. `convert` writes each model below the run."""
-    inspected = tieconv(
-        "fleet", "inspect", "hf://organisation/t5", "hf://organisation/llama-tied", "-o", tmp_path / "runs", "-q"
+    sound(
+        tieconv(
+            "fleet", "inspect", "hf://organisation/t5", "hf://organisation/llama-tied", "-o", tmp_path / "runs", "-q"
+        )
     )
-    assert inspected.returncode == 0, inspected.stderr
     alone = json.loads(tieconv("inspect", "hf://organisation/t5", "--json").stdout)
     document = results(tmp_path / "runs", "inspect")["t5"]["report"]
     assert isinstance(document, dict) and document["ties"] == alone["ties"]
@@ -297,9 +295,7 @@ def asked(hub: Hub) -> tuple[int, int]:
 def test_two_matrices_once(hub: Hub, tieconv: Run, run_of_steps: Path) -> None:
     """Headers, config and two matrices a revision; a finished run asks for no file; a changed branch is read again."""
     words = ("analyze", "hf://org/m", "--revisions", ",".join(reversed(STEPS)), "--resume", "run.jsonl", "--json")
-    result = tieconv(*words)
-    assert result.returncode == 0, result.stderr
-    document = json.loads(result.stdout)
+    document = answer(tieconv(*words))
     assert [entry["name"] for entry in document["revisions"]] == list(STEPS)
     assert [entry["step"] for entry in document["revisions"]] == [1, 20, 300]
     requests, brought = asked(hub)
@@ -353,8 +349,7 @@ def test_a_tied_run(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
             {EMBEDDING: ((ROWS, WIDTH), noise(TABLE, number)), "model.layers.0.mlp.up_proj.weight": layer},
         )
         hub.add_branch("org/t", step, path)
-    result = tieconv("analyze", "hf://org/t", "--revisions", ",".join(STEPS[:2]), "--json")
-    assert result.returncode == 0, result.stderr
+    result = sound(tieconv("analyze", "hf://org/t", "--revisions", ",".join(STEPS[:2]), "--json"))
     last = json.loads(result.stdout)["revisions"][1]
     assert last["tables"] == {"T": EMBEDDING}
     assert [measure["name"] for measure in last["measures"]] == [

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests import children
+from tests.children import sound
 from tests.hub.conftest import ROOT, TOKEN, Run
 from tests.hub.models import HEAD, same_head, sharded
 from tests.hub.stub import Fault, Hub
@@ -36,16 +37,14 @@ def operations(hub: Hub) -> dict[str, str]:
 def changed(hub: Hub, tieconv: Run, models: Path, tmp_path: Path) -> Path:
     """A model of the Hub, untied into a directory."""
     hub.add("org/m", models / "llama-tied")
-    result = tieconv("untie", "hf://org/m", "-o", tmp_path / "out")
-    assert result.returncode == 0, result.stderr
+    sound(tieconv("untie", "hf://org/m", "-o", tmp_path / "out"))
     hub.requests.clear()
     return tmp_path / "out"
 
 
 def test_changed_files_alone(changed: Path, hub: Hub, tieconv: Run) -> None:
     """A pull request holds the files that differ, and the plan as its description."""
-    result = tieconv("push", changed, "hf://org/m", "--create-pr", "--yes", HF_TOKEN=TOKEN)
-    assert result.returncode == 0, result.stderr
+    result = sound(tieconv("push", changed, "hf://org/m", "--create-pr", "--yes", HF_TOKEN=TOKEN))
     assert operations(hub) == {"config.json": "regular", "model.safetensors": "lfs"}
     [commit] = hub.commits
     assert commit["query"]["create_pr"] == ["1"]
@@ -72,8 +71,7 @@ def test_asks_first(changed: Path, hub: Hub, tieconv: Run) -> None:
 
 def test_to_main_only_when_told(changed: Path, hub: Hub, tieconv: Run) -> None:
     """--no-pr is what it takes to change main, and the title is the user's."""
-    result = tieconv("push", changed, "hf://org/m", "--no-pr", "--yes", "-m", "untie", "--json", HF_TOKEN=TOKEN)
-    assert result.returncode == 0, result.stderr
+    result = sound(tieconv("push", changed, "hf://org/m", "--no-pr", "--yes", "-m", "untie", "--json", HF_TOKEN=TOKEN))
     [commit] = hub.commits
     assert "create_pr" not in commit["query"] and commit["revision"] == "main"
     assert commit["lines"][0]["value"]["summary"] == "untie"
@@ -103,8 +101,7 @@ def test_shard_that_is_gone(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     index["weight_map"] = {name: shard for name, shard in index["weight_map"].items() if shard != gone}
     index["metadata"] = {}
     (near / "model.safetensors.index.json").write_text(json.dumps(index))
-    result = tieconv("push", near, "hf://org/m", "--yes", HF_TOKEN=TOKEN)
-    assert result.returncode == 0, result.stderr
+    sound(tieconv("push", near, "hf://org/m", "--yes", HF_TOKEN=TOKEN))
     assert operations(hub) == {"model.safetensors.index.json": "regular", gone: "delete"}
 
 
@@ -140,8 +137,7 @@ KINDS = {"DropTensor": "drop", "CopyTensor": "add", "FillTensor": "add", "ScaleT
 def test_description_is_the_plan(words: tuple[str, ...], model: str, hub: Hub, tieconv: Run, models: Path) -> None:
     """The operations of the verb's own plan are those of the pull request, each proved by the bytes."""
     hub.add("org/m", models / model)
-    written = tieconv(*words, "hf://org/m", "-o", "out", "--json")
-    assert written.returncode == 0, written.stderr
+    written = sound(tieconv(*words, "hf://org/m", "-o", "out", "--json"))
     plan = json.loads(written.stdout)["operations"]
     push = json.loads(tieconv("push", "out", "hf://org/m", "--dry-run", "--json").stdout)
     told = {(one["kind"], one["name"]) for one in push["effects"] if one["kind"] in ("drop", "add", "change")}
@@ -168,8 +164,7 @@ def test_description_of_other_values(hub: Hub, tieconv: Run, models: Path) -> No
     """What a change does to values is told as it is: another head is no re-tie."""
     hub.add("org/m", models / "llama-duplicated")
     assert tieconv("inspect", "hf://org/m", "--depth", "full").returncode == 0
-    fetched = tieconv("set-tie", "false", "hf://org/m", "-o", "kept")
-    assert fetched.returncode == 0, fetched.stderr
+    sound(tieconv("set-tie", "false", "hf://org/m", "-o", "kept"))
     push = json.loads(tieconv("push", models / "llama-diverged", "hf://org/m", "--dry-run", "--json").stdout)
     [change] = [one for one in push["effects"] if one["kind"] == "change"]
     assert change["name"] == "lm_head.weight" and change["note"].startswith("other values: ")
@@ -179,8 +174,7 @@ def test_description_without_the_bytes(hub: Hub, tieconv: Run, tmp_path: Path) -
     """What the cache does not hold is not fetched for the description: it says that it was not compared."""
     far = sharded(tmp_path / "far", shards=3, tied=True, head=same_head())
     hub.add("org/m", far)
-    written = tieconv("retie", far, "-o", tmp_path / "out")
-    assert written.returncode == 0, written.stderr
+    sound(tieconv("retie", far, "-o", tmp_path / "out"))
     push = json.loads(tieconv("push", "out", "hf://org/m", "--dry-run", "--json").stdout)
     notes = {(one["kind"], one["name"]): one["note"] for one in push["effects"]}
     assert notes["drop", HEAD] == "[2048, 128] BF16, 524 kB"
@@ -232,8 +226,7 @@ def noisy(hub: Hub, tmp_path: Path) -> Path:
 def test_by_xet(noisy: Path, hub: Hub, tieconv: Run) -> None:
     """Where hf_xet is installed huggingface_hub uploads chunks, and the commit names the file by its hash."""
     pytest.importorskip("hf_xet")
-    result = tieconv("push", noisy, "hf://org/m", "--yes", HF_TOKEN=TOKEN, HF_HUB_DISABLE_XET="0")
-    assert result.returncode == 0, result.stderr
+    sound(tieconv("push", noisy, "hf://org/m", "--yes", HF_TOKEN=TOKEN, HF_HUB_DISABLE_XET="0"))
     data = (noisy / "model.safetensors").read_bytes()
     assert b"".join(stored_chunks(xorb) for xorb in hub.xorbs.values()) == data
     assert len(hub.shards) == 1 and hub.uploads == {}

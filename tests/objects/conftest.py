@@ -14,6 +14,7 @@ from tests.objects.stub import Store, start
 from tests.quick_python import Server
 
 ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "fixtures" / "models"
 SECRETS = ("AKIAKEYID", "verysecretkey", "secret words", "127.0.0.1")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -24,16 +25,23 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
     from tieconv.sources.objects import client as object_client
 
     running, stop = start()
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
-            monkeypatch.delenv(name)
-    for name, value in variables(running, tmp_path).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(object_client, "_stores", {})
+    point_at(running, monkeypatch, tmp_path)
     monkeypatch.setattr(object_client, "SILENCE", timedelta(seconds=0.5))
-    monkeypatch.setattr(object_client, "RETRIES", 2)
     yield running
     stop()
+
+
+def point_at(store: Store, monkeypatch: pytest.MonkeyPatch, home: Path, retries: int = 2) -> None:
+    """Make this process use the store, and no variable of the machine."""
+    from tieconv.sources.objects import client as object_client
+
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name, value in variables(store, home).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(object_client, "_stores", {})
+    monkeypatch.setattr(object_client, "RETRIES", retries)
 
 
 def variables(store: Store, home: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A model in an object store is the same model as on the disk, for few requests."""
+"""A model, and each revision of a run, in an object store is the same as on the disk, for few requests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.models import local, same_head, sharded, states, verdict
-from tests.objects.conftest import SECRETS, Run
+from tests.children import sound
+from tests.hub.models import ROWS, WIDTH, local, noise, same_head, sharded, states, verdict
+from tests.objects.conftest import MODELS, SECRETS, Run
 from tests.objects.stub import LIST, Store
-from tieconv import UnreadableError, check, diff, inspect
+from tests.refusals import failure_of
+from tieconv import UnreadableError, analyze_revisions, check, diff, inspect
 from tieconv.api.check import expand
 
-ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "fixtures" / "models"
 NAMES = sorted(path.name for path in MODELS.iterdir() if path.is_dir())
 SINGLE = [name for name in NAMES if "sharded" not in name]
 
@@ -30,9 +30,8 @@ def remote(source: str, **options: object) -> dict[str, object]:
 def test_the_evidence_is_that_of_the_disk(store: Store, name: str, scheme: str) -> None:
     """With every byte read, nothing of the report depends on where the model is."""
     store.add(f"models/{name}", MODELS / name)
-    assert verdict(remote(f"{scheme}://bucket/models/{name}", depth="full")) == verdict(
-        local(MODELS / name, depth="full")
-    )
+    far, near = remote(f"{scheme}://bucket/models/{name}", depth="full"), local(MODELS / name, depth="full")
+    assert verdict(far) == verdict(near)
 
 
 @pytest.mark.slow
@@ -49,12 +48,8 @@ def test_300_models_have_the_findings_of_the_disk(store: Store, tmp_path: Path) 
     expected = {name: _findings(check(MODELS / name)) for name in SINGLE}
     for model, copy in zip(report.models, copies, strict=True):
         assert [(entry.finding.rule, entry.finding.message) for entry in model.findings] == expected[copy[4:]]
-        prefix = f"models/{copy}"
-        of_model = [
-            request
-            for request in store.requests
-            if request.key.startswith(f"{prefix}/") or request.query.get("prefix") == [f"{prefix}/"]
-        ]
+        prefix = f"models/{copy}/"
+        of_model = [one for one in store.requests if prefix in (one.key[: len(prefix)], *one.query.get("prefix", []))]
         assert len(of_model) <= 4, copy
         assert sum(request.sent for request in of_model) <= 100_000
     assert len(store.requests) <= 4 * 300
@@ -92,8 +87,7 @@ def test_a_file_is_named(store: Store, name: str) -> None:
     store.add("m", MODELS / "t5")
     store.objects["m/deep/model.safetensors"] = b"no weights"
     if name.endswith("json"):
-        with pytest.raises(UnreadableError):
-            inspect(f"s3://bucket/m/{name}")
+        failure_of(inspect, UnreadableError, f"s3://bucket/m/{name}")
         return
     document = inspect(f"s3://bucket/m/{name}")
     assert document.checkpoint.source == "s3://bucket/m/model.safetensors"
@@ -103,8 +97,7 @@ def test_a_file_is_named(store: Store, name: str) -> None:
 def test_an_index_is_named(store: Store, tmp_path: Path) -> None:
     """An index means its directory."""
     store.add("m", MODELS / "llama-tied-sharded")
-    document = inspect("s3://bucket/m/model.safetensors.index.json")
-    assert len(document.checkpoint.files) == 3
+    assert len(inspect("s3://bucket/m/model.safetensors.index.json").checkpoint.files) == 3
 
 
 def test_a_bucket_can_be_a_model(store: Store) -> None:
@@ -124,8 +117,7 @@ def test_objects_that_mark_directories_are_no_files(store: Store) -> None:
 def test_the_command_counts_what_it_fetched(store: Store, tieconv: Run) -> None:
     """On stderr and in JSON; the revision is a hash of the listing."""
     store.add("m", MODELS / "llama-untied")
-    result = tieconv("inspect", "s3://bucket/m")
-    assert result.returncode == 0
+    result = sound(tieconv("inspect", "s3://bucket/m"))
     assert result.stderr == "fetched 58.5 kB in 3 requests\n"
     assert "listing" in result.stdout
     model = json.loads(tieconv("inspect", "--json", "s3://bucket/m").stdout)["model"]
@@ -144,3 +136,34 @@ def test_a_diff_with_the_disk(store: Store) -> None:
     assert [(entry.name, str(entry.contrast)) for entry in first.files] == [("notes.txt", "only_a")]
     store.add("n", MODELS / "llama-duplicated")
     assert not diff("s3://bucket/m", "gs://bucket/n").same_function
+
+
+TABLE = ROWS * WIDTH * 2
+
+
+@pytest.fixture
+def steps(store: Store, tmp_path: Path) -> tuple[str, ...]:
+    """Two checkpoints of one run, with other heads."""
+    for number in range(2):
+        store.add(f"run/step{number}", sharded(tmp_path / f"step{number}", head=noise(TABLE, 2 + number)))
+    return "step0", "step1"
+
+
+def test_two_matrices_once(store: Store, steps: tuple[str, ...], tmp_path: Path) -> None:
+    """The figures are those of the disk, for the bytes of headers and two matrices; then for none."""
+    resume = tmp_path / "run.jsonl"
+    remote = analyze_revisions("s3://bucket/run/", steps, resume=resume)
+    brought = sum(request.sent for request in store.requests if request.key != LIST)
+    assert 2 * 2 * TABLE < brought < 2 * (2 * TABLE + 9 * 65536 + 16384)
+    local = analyze_revisions(tmp_path, steps)
+    for far, near in zip(remote.revisions, local.revisions, strict=True):
+        assert far.measures == near.measures and far.errors == near.errors
+
+    store.requests.clear()
+    assert all(revision.reused for revision in analyze_revisions("s3://bucket/run", steps, resume=resume).revisions)
+    assert not [request for request in store.requests if request.key != LIST]
+
+    config = json.loads(store.objects["run/step1/config.json"]) | {"note": 1}
+    store.objects["run/step1/config.json"] = json.dumps(config).encode()
+    again = analyze_revisions("s3://bucket/run", steps, resume=resume).revisions
+    assert [revision.reused for revision in again] == [True, False]

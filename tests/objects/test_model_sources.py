@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from fixtures.gguf_bytes import F32, gguf
-from tests.objects.conftest import Run
+from tests.children import sound
+from tests.objects.conftest import MODELS, Run
 from tests.objects.stub import LIST, Store
+from tests.refusals import failure_of
 from tieconv import SettingsError, UnreadableError
 from tieconv.api.check import expand
 
-MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 ROOT = "s3://bucket/models"
 
 
@@ -55,9 +55,7 @@ def test_the_models_of_an_address(store: Store, source: str, options: dict[str, 
 @pytest.mark.parametrize("source", ["s3://bucket/models/docs/", "s3://bucket/none/", "s3://bucket/models/none-*"])
 def test_a_prefix_without_models(source: str) -> None:
     """Is an error, because a mistyped prefix must not pass a gate."""
-    with pytest.raises(UnreadableError) as raised:
-        expand([source])
-    assert raised.value.code == "objects.no-models"
+    assert failure_of(expand, UnreadableError, [source]).code == "objects.no-models"
 
 
 def test_models_that_changed_lately(store: Store) -> None:
@@ -96,8 +94,7 @@ def test_a_directory_of_several_gguf_files(store: Store, tieconv: Run) -> None:
 def test_a_list_on_stdin(tieconv: Run) -> None:
     """One address a line; local models, patterns and prefixes may stand beside each other."""
     listing = f"# models\n\ns3://bucket/models/llama-b\n  {MODELS / 't5'}\ns3://bucket/models/deep/\n"
-    result = tieconv("check", "-", stdin=listing)
-    assert result.returncode == 0, result.stderr
+    result = sound(tieconv("check", "-", stdin=listing))
     assert [line.split()[0] for line in result.stdout.rpartition("\n\n")[2].splitlines()] == [
         "model",
         "s3://bucket/models/llama-b",
@@ -128,6 +125,4 @@ def test_options_that_need_a_pattern(tieconv: Run) -> None:
 
 @pytest.mark.parametrize("text", ["yesterday", "7", "7y", "-1d", "2026-13-01", "\x1b[31m"])
 def test_an_age_that_is_none(text: str) -> None:
-    with pytest.raises(SettingsError) as raised:
-        expand([os.curdir], newer_than=text)
-    assert "\x1b" not in raised.value.message
+    assert "\x1b" not in failure_of(expand, SettingsError, [os.curdir], newer_than=text).message

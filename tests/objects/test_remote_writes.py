@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,18 +12,20 @@ from pathlib import Path
 import pytest
 
 from tests import children
+from tests.children import answer, sound
+from tests.cli.stored import snapshot
 from tests.hub.models import same_head, sharded
-from tests.objects.conftest import ROOT, SECRETS, Run, variables
+from tests.objects.conftest import ROOT, SECRETS, Run, point_at
 from tests.objects.stub import Fault, Store
 from tests.objects.writable_stub import Writes, start_writable
 from tests.patience import HANGS
+from tests.refusals import failure_of
 from tieconv import TieconvError, diff, plan_retie, plan_untie
 from tieconv.execute import remote_files as multipart
 from tieconv.execute.remote_files import Limits
 
 pytest.importorskip("boto3", reason="boto3 is not installed: writing to S3 needs it")
 
-MODELS = ROOT / "fixtures" / "models"
 CLAIM = "out/.tieconv-write"
 SMALL = Limits(least=100_000, upload=400_000, copy=300_000)
 INDEX = "model.safetensors.index.json"
@@ -47,18 +48,10 @@ _STARTED: list[Writes] = []
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Store]:
     """A writable store, in place of the one that is only read."""
-    from tieconv.sources.objects import client as object_client
-
     running, written, stop = start_writable()
     written.least = SMALL.least
     _STARTED.append(written)
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
-            monkeypatch.delenv(name)
-    for name, value in variables(running, tmp_path).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(object_client, "_stores", {})
-    monkeypatch.setattr(object_client, "RETRIES", 2)
+    point_at(running, monkeypatch, tmp_path)
     yield running
     stop()
     _STARTED.pop()
@@ -77,16 +70,17 @@ def _below(store: Store, prefix: str = "out/") -> dict[str, bytes]:
     return {key.removeprefix(prefix): data for key, data in store.objects.items() if key.startswith(prefix)}
 
 
-def _contents(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+def retied() -> object:
+    """The outcome of a re-tie of the model of the store, written beside it."""
+    return plan_retie("s3://bucket/m").execute("s3://bucket/out")
 
 
 def test_the_server_copies_what_stays(store: Store, writes: Writes, model: Path, tmp_path: Path) -> None:
     """The result is that of the disk, byte for byte. Less than two of the smallest parts are uploaded."""
     before = _below(store, "m/")
-    outcome = plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    outcome = retied()
     plan_retie(model).execute(tmp_path / "local")
-    assert _below(store) == _contents(tmp_path / "local") and _below(store, "m/") == before
+    assert _below(store) == snapshot(tmp_path / "local") and _below(store, "m/") == before
     assert outcome.remote is not None and outcome.verified and outcome.output == "s3://bucket/out"
     whole = sum(map(len, _below(store).values()))
     claim = len("0.1.0 \n") + 32
@@ -118,7 +112,7 @@ def test_a_head_is_copied_by_the_server(store: Store, writes: Writes, model: Pat
 
 def test_the_documents_come_last(store: Store, writes: Writes, model: Path) -> None:
     """The claim is first, then the weights, then the config, then the index; the claim goes at the end."""
-    plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    retied()
     made = [entry for entry in writes.operations if entry[0] in ("put", "copy", "complete", "delete")]
     assert made[0] == ("put", CLAIM) and made[-1] == ("delete", CLAIM)
     assert made[-3:-1] == [("put", "out/config.json"), ("put", f"out/{INDEX}")]
@@ -126,15 +120,11 @@ def test_the_documents_come_last(store: Store, writes: Writes, model: Path) -> N
 
 def test_attributes_are_carried(store: Store, writes: Writes, model: Path) -> None:
     """Metadata, content type, storage class, encryption and tags, of rewritten and of copied files."""
+    attributes = {"x-amz-meta-team": "nlp", "content-type": "application/x-tensors",
+                  "x-amz-storage-class": "STANDARD_IA", "x-amz-server-side-encryption": "AES256"}  # fmt: skip
     for key in [key for key in store.objects if key.startswith("m/")]:
-        writes.attributes[key] = {
-            "x-amz-meta-team": "nlp",
-            "content-type": "application/x-tensors",
-            "x-amz-storage-class": "STANDARD_IA",
-            "x-amz-server-side-encryption": "AES256",
-        }
-        writes.tags[key] = "cost=42"
-    plan_retie("s3://bucket/m").execute("s3://bucket/out")
+        writes.attributes[key], writes.tags[key] = attributes, "cost=42"
+    retied()
     for name in _below(store):
         assert writes.attributes[f"out/{name}"].items() >= writes.attributes[f"m/{name}"].items(), name
         assert writes.tags[f"out/{name}"] == "cost=42", name
@@ -142,16 +132,14 @@ def test_attributes_are_carried(store: Store, writes: Writes, model: Path) -> No
 
 def test_tags_that_may_not_be_read_are_told(store: Store, writes: Writes, model: Path) -> None:
     store.faults["tags"] = Fault("status", value="403 AccessDenied")
-    outcome = plan_retie("s3://bucket/m").execute("s3://bucket/out")
-    assert any("tags" in note for note in outcome.plan.notes)
+    assert any("tags" in note for note in retied().plan.notes)
 
 
 @pytest.mark.parametrize("taken", ["config.json", "deep/file"])
 def test_an_existing_prefix_is_refused(store: Store, writes: Writes, model: Path, taken: str) -> None:
     store.objects[f"out/{taken}"] = b"theirs"
-    with pytest.raises(TieconvError) as raised:
-        plan_retie("s3://bucket/m").execute("s3://bucket/out")
-    assert raised.value.code == "out.exists" and _below(store) == {taken: b"theirs"} and not writes.operations
+    assert failure_of(retied, TieconvError).code == "out.exists"
+    assert _below(store) == {taken: b"theirs"} and not writes.operations
 
 
 @pytest.mark.sampled(3)
@@ -173,37 +161,33 @@ def test_a_fault_leaves_nothing(store: Store, writes: Writes, model: Path, fault
     """The prefix is empty, no upload is unfinished, and the message has no text of the server."""
     planned = plan_retie("s3://bucket/m")
     store.faults[fault[0]] = fault[1]
-    with pytest.raises(TieconvError) as raised:
-        planned.execute("s3://bucket/out")
-    assert raised.value.code == code
+    error = failure_of(planned.execute, TieconvError, "s3://bucket/out")
+    assert error.code == code
     assert _below(store) == {} and not writes.uploads
-    assert not any(secret in f"{raised.value} {raised.value.hint}" for secret in SECRETS)
+    assert not any(secret in f"{error} {error.hint}" for secret in SECRETS)
 
 
 @pytest.mark.slow
 def test_a_damaged_copy_is_noticed_by_full(store: Store, writes: Writes, model: Path) -> None:
     """``verify="full"`` reads back what the server copied; without it the bytes of a copy are the server's word."""
     store.faults[f"copy_part out/{LAST}"] = Fault("corrupts", times=1)
-    with pytest.raises(TieconvError) as raised:
-        plan_retie("s3://bucket/m").execute("s3://bucket/out", verify="full")
-    assert raised.value.code == "verify.bytes" and _below(store) == {}
+    planned = plan_retie("s3://bucket/m")
+    assert failure_of(planned.execute, TieconvError, "s3://bucket/out", verify="full").code == "verify.bytes"
+    assert _below(store) == {}
     assert plan_retie("s3://bucket/m").execute("s3://bucket/full", verify="full").verified
 
 
 def test_a_source_that_changed_after_the_plan(store: Store, writes: Writes, model: Path) -> None:
     planned = plan_retie("s3://bucket/m")
     store.objects["m/config.json"] += b" "
-    with pytest.raises(TieconvError) as raised:
-        planned.execute("s3://bucket/out")
-    assert raised.value.code == "plan.stale" and not writes.operations
+    assert failure_of(planned.execute, TieconvError, "s3://bucket/out").code == "plan.stale" and not writes.operations
 
 
 def test_another_program_in_the_prefix(store: Store, writes: Writes, model: Path) -> None:
     """A file that appears during the write, or an index, ends it; theirs stays."""
     store.faults["put out/config.json"] = Fault("lost", times=1, value="theirs")
-    with pytest.raises(TieconvError) as raised:
-        plan_retie("s3://bucket/m").execute("s3://bucket/out")
-    assert raised.value.code == "out.exists" and "another program" in str(raised.value)
+    error = failure_of(retied, TieconvError)
+    assert error.code == "out.exists" and "another program" in str(error)
     assert _below(store) == {"config.json": b"theirs"}
 
 
@@ -212,32 +196,30 @@ def test_another_program_in_the_prefix(store: Store, writes: Writes, model: Path
 def test_a_lost_response(store: Store, writes: Writes, model: Path, name: str) -> None:
     """The repeated request finds the object of the first one, which is tieconv's."""
     store.faults[f"put out/{name}"] = Fault("lost", times=1)
-    assert plan_retie("s3://bucket/m").execute("s3://bucket/out").verified
+    assert retied().verified
     assert INDEX in _below(store) and CLAIM not in store.objects
 
 
 def test_503_is_repeated(store: Store, writes: Writes, model: Path) -> None:
     store.faults[f"copy_part out/{LAST}"] = Fault("status", times=2, value="503 SlowDown")
-    assert plan_retie("s3://bucket/m").execute("s3://bucket/out").verified
+    assert retied().verified
 
 
 @pytest.mark.parametrize("answer", ["501 NotImplemented", "405 MethodNotAllowed"])
 def test_a_store_without_range_copies(store: Store, writes: Writes, model: Path, tmp_path: Path, answer: str) -> None:
     """Gets an upload of the whole model, and the note says so."""
     store.faults["copy_part"] = Fault("status", value=answer)
-    outcome = plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    outcome = retied()
     plan_retie(model).execute(tmp_path / "local")
-    assert _below(store) == _contents(tmp_path / "local") and not writes.uploads
+    assert _below(store) == snapshot(tmp_path / "local") and not writes.uploads
     assert outcome.remote and outcome.remote.method == "upload"
     assert any("the server cannot copy ranges" in note for note in outcome.plan.notes)
 
 
 def test_a_local_model_is_uploaded(store: Store, writes: Writes, model: Path, tmp_path: Path, tieconv: Run) -> None:
-    result = tieconv("retie", model, "-o", "s3://bucket/out", "--json")
+    document = answer(tieconv("retie", model, "-o", "s3://bucket/out", "--json"))
     plan_retie(model).execute(tmp_path / "local")
-    assert result.returncode == 0, result.stderr
-    assert _below(store) == _contents(tmp_path / "local")
-    document = json.loads(result.stdout)
+    assert _below(store) == snapshot(tmp_path / "local")
     assert document["remote"]["method"] == "upload" and document["remote"]["why"] == "the model is not in S3"
     assert document["remote"]["bytes_uploaded"] == sum(map(len, _below(store).values()))
 
@@ -254,8 +236,7 @@ def test_the_text_says_what_is_moved(store: Store, writes: Writes, model: Path, 
     dry = tieconv("retie", "s3://bucket/m", "-o", "s3://bucket/out", "--dry-run")
     assert "copied by the server" in dry.stdout and not writes.operations
     writes.least = 5 << 20
-    result = tieconv("retie", "s3://bucket/m", "-o", "s3://bucket/out")
-    assert result.returncode == 0, result.stderr
+    result = sound(tieconv("retie", "s3://bucket/m", "-o", "s3://bucket/out"))
     assert "wrote s3://bucket/out: " in result.stderr and "uploaded bytes compared" in result.stderr
     assert not any(secret in result.stderr + result.stdout for secret in SECRETS)
 
@@ -300,8 +281,7 @@ def test_a_kill_leaves_no_index(
     assert _below(store, "m/") == before
     if process.returncode == 0 or INDEX in left:
         plan_retie(model).execute(tmp_path / "whole")
-        whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
-        assert {name: data for name, data in left.items() if f"out/{name}" != CLAIM} == whole
+        assert {name: data for name, data in left.items() if f"out/{name}" != CLAIM} == snapshot(tmp_path / "whole")
         assert not writes.uploads
         return
     if sent == signal.SIGTERM:
@@ -309,10 +289,8 @@ def test_a_kill_leaves_no_index(
         assert left == {} and not any(parts for _, parts in writes.uploads.values())
         return
     if left:
-        with pytest.raises(TieconvError) as raised:
-            plan_retie("s3://bucket/m").execute("s3://bucket/out")
-        assert raised.value.code == "out.unfinished"
+        assert failure_of(retied, TieconvError).code == "out.unfinished"
     for key in [key for key in store.objects if key.startswith("out/")]:
         del store.objects[key]
-    plan_retie("s3://bucket/m").execute("s3://bucket/out")
+    retied()
     assert not writes.uploads and CLAIM not in store.objects

@@ -19,6 +19,7 @@ import pytest
 from tests import children
 from tests.hub.models import ROWS, WIDTH, local, noise, same_head, sharded, verdict
 from tests.objects.test_inspect import MODELS, NAMES, remote
+from tests.refusals import failure_of
 from tieconv import TieconvError, UnreadableError, check, diff, plan_retie
 from tieconv.api.check import expand
 
@@ -189,9 +190,7 @@ def test_a_server_gets_a_model(server: tuple[str, Any], tmp_path: Path) -> None:
     assert stored == {f"out/{path.name}": path.read_bytes() for path in (tmp_path / "local").iterdir()}
     assert outcome.remote and (outcome.remote.method == "server_copy") is root.startswith("s3:")
     assert (outcome.remote.bytes_copied > multipart.S3.least) is root.startswith("s3:")
-    with pytest.raises(TieconvError) as raised:
-        planned.execute(f"{root}/out")
-    assert raised.value.code == "out.exists"
+    assert failure_of(planned.execute, TieconvError, f"{root}/out").code == "out.exists"
 
 
 def test_a_copied_range_is_of_the_listed_object(server: tuple[str, Any], tmp_path: Path) -> None:

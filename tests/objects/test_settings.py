@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.objects.conftest import SECRETS, Run
+from tests.children import sound
+from tests.objects.conftest import MODELS, SECRETS, Run
 from tests.objects.stub import Store
+from tests.refusals import failure_of
 from tieconv import MissingPackageError, UnreadableError, inspect
 from tieconv.sources.objects.store_settings import store_settings
-
-MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 
 
 @pytest.fixture
@@ -28,17 +28,14 @@ def bare(monkeypatch: pytest.MonkeyPatch, store: Store) -> pytest.MonkeyPatch:
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence and the pip command."""
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingPackageError) as raised:
-        inspect("s3://bucket/m")
-    assert raised.value.message == "models in object stores need the package obstore, which is not installed"
-    assert "pip install" in raised.value.command_hint and "objects" in raised.value.command_hint
+    error = failure_of(inspect, MissingPackageError, "s3://bucket/m")
+    assert error.message == "models in object stores need the package obstore, which is not installed"
+    assert "pip install" in error.command_hint and "objects" in error.command_hint
 
 
 def test_local_models_need_no_obstore(tieconv: Run) -> None:
     """Nothing imports it unless an address is given."""
-    result = tieconv("-c" if False else "inspect", MODELS / "t5", PYTHONPROFILEIMPORTTIME="1")
-    assert result.returncode == 0
-    assert "obstore" not in result.stderr
+    assert "obstore" not in sound(tieconv("inspect", MODELS / "t5", PYTHONPROFILEIMPORTTIME="1")).stderr
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
@@ -50,19 +47,15 @@ def test_an_endpoint_with_http_is_obeyed(store: Store, monkeypatch: pytest.Monke
     assert len(inspect("s3://bucket/m").checkpoint.tensors) > 1
 
 
-def test_a_public_bucket(store: Store, bare: pytest.MonkeyPatch) -> None:
-    """Without a signature."""
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [("AWS_SKIP_SIGNATURE", "s3"), ("AWS_EC2_METADATA_DISABLED", "s3"), ("STORAGE_EMULATOR_HOST", "gs")],
+)
+def test_nothing_is_signed(store: Store, bare: pytest.MonkeyPatch, name: str, scheme: str) -> None:
+    """A public bucket, a machine without metadata, as for the AWS tools, and the emulator of Google's tools."""
     store.add("m", MODELS / "t5")
-    bare.setenv("AWS_SKIP_SIGNATURE", "true")
-    inspect("s3://bucket/m")
-    assert {request.authorization for request in store.requests} == {None}
-
-
-def test_a_machine_without_metadata_signs_nothing(store: Store, bare: pytest.MonkeyPatch) -> None:
-    """The AWS tools do not look for credentials of the machine with this variable either."""
-    store.add("m", MODELS / "t5")
-    bare.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    inspect("s3://bucket/m")
+    bare.setenv(name, store.url.removeprefix("http://") if scheme == "gs" else "true")
+    inspect(f"{scheme}://bucket/m")
     assert {request.authorization for request in store.requests} == {None}
 
 
@@ -70,9 +63,8 @@ def test_a_profile_without_boto3(bare: pytest.MonkeyPatch) -> None:
     """A profile that was asked for is not ignored."""
     bare.setenv("AWS_PROFILE", "lab")
     bare.setitem(sys.modules, "boto3", None)
-    with pytest.raises(UnreadableError) as raised:
-        inspect("s3://bucket/m")
-    assert (raised.value.code, raised.value.command_hint) == ("objects.boto3", "pip install boto3")
+    error = failure_of(inspect, UnreadableError, "s3://bucket/m")
+    assert (error.code, error.command_hint) == ("objects.boto3", "pip install boto3")
 
 
 class _Session:
@@ -121,9 +113,8 @@ def test_a_profile_without_credentials(store: Store, bare: pytest.MonkeyPatch, t
     _boto3(bare, fail)
     if asked:
         bare.setenv("AWS_PROFILE", "la\x1bb")
-        with pytest.raises(UnreadableError) as raised:
-            store_settings("s3")
-        assert raised.value.code == "objects.profile" and "\x1b" not in raised.value.message
+        error = failure_of(store_settings, UnreadableError, "s3")
+        assert error.code == "objects.profile" and "\x1b" not in error.message
         return
     (tmp_path / "no-config").write_text("[default]\n")
     assert store_settings("s3")[0] == {}
@@ -138,14 +129,6 @@ def test_a_certificate(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     bundle.unlink()
     with pytest.raises(UnreadableError, match="cannot be read"):
         store_settings("s3")
-
-
-def test_the_variables_of_google(store: Store, bare: pytest.MonkeyPatch) -> None:
-    """The emulator of Google's tools needs no credentials."""
-    store.add("m", MODELS / "t5")
-    bare.setenv("STORAGE_EMULATOR_HOST", store.url.removeprefix("http://"))
-    inspect("gs://bucket/m")
-    assert {request.authorization for request in store.requests} == {None}
 
 
 def test_the_variables_of_azure(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

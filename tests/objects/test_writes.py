@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.objects.conftest import Run
+from tests.children import answer, sound
+from tests.cli.stored import snapshot
+from tests.objects.conftest import MODELS, Run
 from tests.objects.stub import LIST, Fault, Store
-from tieconv import plan_retie
+from tests.refusals import failure_of
+from tieconv import UnreadableError, plan_retie
 from tieconv.errors import StalePlanError
-
-MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 
 
 @pytest.fixture(autouse=True)
@@ -25,30 +26,24 @@ def _temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "line"),
     [
-        ("llama-duplicated", ["retie"]),
-        ("llama-tied", ["untie"]),
-        ("llama-tied", ["bias", "zero"]),
-        ("llama-headless-config", ["set-tie", "true"]),
-        ("llama-duplicated", ["dedup"]),
-        ("llama-tied", ["convert", "--to", "torch"]),
-        ("llama-tied-sharded", ["reindex"]),
+        ("llama-duplicated", "retie"),
+        ("llama-tied", "untie"),
+        ("llama-tied", "bias zero"),
+        ("llama-headless-config", "set-tie true"),
+        ("llama-duplicated", "dedup"),
+        ("llama-tied", "convert --to torch"),
+        ("llama-tied-sharded", "reindex"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_result_is_that_of_the_disk(store: Store, tieconv: Run, tmp_path: Path, name: str, words: list[str]) -> None:
+def test_a_result_is_that_of_the_disk(store: Store, tieconv: Run, tmp_path: Path, name: str, line: str) -> None:
     """The same files, byte for byte, and no copy is left behind."""
     store.add("m", MODELS / name)
-    expected = tieconv(*words, MODELS / name, "-o", "local")
-    result = tieconv(*words, "s3://bucket/m", "-o", "remote")
-    assert (result.returncode, expected.returncode) == (0, 0), result.stderr + expected.stderr
-    assert _contents(tmp_path / "remote") == _contents(tmp_path / "local")
+    for source, out in ((MODELS / name, "local"), ("s3://bucket/m", "remote")):
+        sound(tieconv(*line.split(), source, "-o", out))
+    assert snapshot(tmp_path / "remote") == snapshot(tmp_path / "local")
     assert os.listdir(tmp_path / "temporary") == []
-
-
-def _contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_a_plan_copies_nothing(store: Store, tieconv: Run) -> None:
@@ -100,18 +95,12 @@ def test_a_fault_while_a_file_is_copied(store: Store, tieconv: Run, tmp_path: Pa
 
 def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Is noticed before the copy."""
-    from tieconv import UnreadableError
     from tieconv.sources.objects import client as local_copy
 
     store.add("m", MODELS / "llama-duplicated")
-    monkeypatch.setattr(local_copy.shutil, "disk_usage", lambda _: _Usage)
-    with pytest.raises(UnreadableError) as raised:
-        plan_retie("s3://bucket/m", fetch=True)
-    assert raised.value.code == "objects.copy" and "TMPDIR" in raised.value.command_hint
-
-
-class _Usage:
-    free = 100
+    monkeypatch.setattr(local_copy.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    error = failure_of(plan_retie, UnreadableError, "s3://bucket/m", fetch=True)
+    assert error.code == "objects.copy" and "TMPDIR" in error.command_hint
 
 
 def test_a_graph_is_only_inspected(store: Store, tieconv: Run) -> None:
@@ -128,8 +117,8 @@ def test_a_graph_is_only_inspected(store: Store, tieconv: Run) -> None:
 def test_an_analysis_is_that_of_the_disk(store: Store, tieconv: Run) -> None:
     """It reads a copy of the model."""
     store.add("m", MODELS / "llama-untied")
-    expected, result = (tieconv("analyze", "--json", source) for source in (MODELS / "llama-untied", "s3://bucket/m"))
-    first, second = (json.loads(run.stdout) for run in (expected, result))
+    sources = (MODELS / "llama-untied", "s3://bucket/m")
+    first, second = (answer(tieconv("analyze", "--json", source)) for source in sources)
     for document in (first, second):
         document.pop("source", None)
         document.get("model", {}).pop("source", None)

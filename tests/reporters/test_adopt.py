@@ -16,6 +16,7 @@ from check_jsonschema import main as check_jsonschema
 from click.testing import CliRunner
 from pre_commit.clientlib import load_config, load_manifest
 
+from tests.children import sound
 from tests.reporters import readers
 from tests.reporters.reports import every_case
 from tieconv.reporters.ci import formats as check
@@ -250,8 +251,7 @@ def test_the_install_step_makes_an_environment_of_its_own(stage: Stage) -> None:
     log = stage.folder / "calls"
     making = f'printf "%s\\n" "$*" >> {log}\nif [ "$3" = venv ]; then mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; fi'
     script(stage.bin / "python3", making)
-    done = stage.run(STEPS["install"]["run"])
-    assert done.returncode == 0, done.stderr
+    sound(stage.run(STEPS["install"]["run"]))
     calls = log.read_text().splitlines()
     assert calls[-2:] == [
         f"-I -m venv {stage.outputs['venv']}",
@@ -287,8 +287,7 @@ def test_the_release_uploads_by_variables(stage: Stage) -> None:
     """The upload step takes names from the environment."""
     step = yaml.safe_load(BLOCKS[".github/workflows/release.yml"])["jobs"]["publish"]["steps"][-1]
     script(stage.bin / "pip", "exit 0")
-    done = stage.run(step["run"], REPO="org/name", GITHUB_REF_NAME="v1; touch pwned")
-    assert done.returncode == 0, done.stderr
+    sound(stage.run(step["run"], REPO="org/name", GITHUB_REF_NAME="v1; touch pwned"))
     assert (stage.folder / "uploaded").read_text().splitlines()[-1] == "v1; touch pwned"
     assert list(stage.work.iterdir()) == []
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.patience import prompt
+from tests.refusals import failure_of
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources import local
@@ -79,9 +80,7 @@ def test_what_is_no_regular_file(kind: str, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no devices here")
 def test_devices() -> None:
-    with pytest.raises(UnsafePathError) as caught:
-        open_regular(Path("/dev/zero"), Path("/dev"))
-    assert code(caught) == "path.not-regular"
+    assert failure_of(open_regular, UnsafePathError, Path("/dev/zero"), Path("/dev")).code == "path.not-regular"
 
 
 @pytest.mark.parametrize(("target", "expected"), [
@@ -95,9 +94,7 @@ def test_links_that_are_not_followed(target: str, expected: str, tmp_path: Path)
     (root / "other").symlink_to("link")  # a loop of two
     (root / "hop").symlink_to("../out")
     (root / "link").symlink_to(target)
-    with pytest.raises(UnreadableError) as caught:
-        open_regular(root / "link", root)
-    assert code(caught) == expected
+    assert failure_of(open_regular, UnreadableError, root / "link", root).code == expected
 
 
 def test_links_within(tmp_path: Path) -> None:
@@ -148,9 +145,7 @@ def test_blobs(blob: str, allowed: bool, tmp_path: Path) -> None:
         assert opened(root / "a", root) == b"x"
         assert locate(str(root)).entries == {"a": 1}
     else:
-        with pytest.raises(UnsafePathError) as caught:
-            open_regular(root / "a", root)
-        assert code(caught) == "path.escape"
+        assert failure_of(open_regular, UnsafePathError, root / "a", root).code == "path.escape"
         assert locate(str(root)).special == ("a",)
 
 
@@ -223,25 +218,19 @@ def test_a_directory_of_everything_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(local, "MAX_FILES", 20)
     for i in range(25):
         (tmp_path / str(i)).touch()
-    with pytest.raises(UnreadableError) as caught:
-        locate(str(tmp_path))
-    assert code(caught) == "path.too-large"
+    assert failure_of(locate, UnreadableError, str(tmp_path)).code == "path.too-large"
 
 
 def test_deep_directories_are_refused(tmp_path: Path) -> None:
     os.makedirs(tmp_path / "/".join(["d"] * 100))
-    with pytest.raises(UnreadableError) as caught:
-        locate(str(tmp_path))
-    assert code(caught) == "path.too-large"
+    assert failure_of(locate, UnreadableError, str(tmp_path)).code == "path.too-large"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads whatever the mode")
 def test_unreadable(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     (tmp_path / "a").chmod(0)
-    with pytest.raises(UnreadableError) as caught:
-        open_regular(tmp_path / "a", tmp_path)
-    assert code(caught) == "path.unreadable"
+    assert failure_of(open_regular, UnreadableError, tmp_path / "a", tmp_path).code == "path.unreadable"
 
 
 # -- reading

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tieconv as api
+from tests.refusals import failure_of
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import TieconvError
 from tieconv.opened import opened, tensor_reader
@@ -138,9 +139,7 @@ def test_chunks_that_overlap(tmp_path: Path) -> None:
     position = data.index(table[10:].numpy().tobytes())
     data[position] ^= 1
     file.write_bytes(data)
-    with pytest.raises(UnreadableError) as caught:
-        pair_state(folder)
-    assert caught.value.code == "dcp.overlap"
+    assert failure_of(pair_state, UnreadableError, folder).code == "dcp.overlap"
 
 
 def code(folder: Path) -> str:
