@@ -6,12 +6,14 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,10 +108,12 @@ def test_quiet_of_one_command_is_forgotten_by_the_next() -> None:
     assert "nothing was written" in ok("retie", MODELS / "llama-duplicated").stderr
 
 
-def test_verbose_says_how_long_each_step_took(tmp_path: Path) -> None:
+def test_verbose_says_how_long_each_step_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its peak memory; without `-v` nothing of it is printed."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=9_760_000))
     loud = ok("retie -v", MODELS / "llama-duplicated", "-o", tmp_path / "a").stderr
-    assert "write and verify: " in loud and "peak memory" in loud
+    assert "write and verify: " in loud and "peak memory 9.99 GB" in loud
     assert "peak memory" not in ok("retie", MODELS / "llama-duplicated", "-o", tmp_path / "b").stderr
 
 
@@ -198,6 +202,8 @@ def test_progress_shows_bytes_rate_and_time_left(monkeypatch: pytest.MonkeyPatch
             tick(done, 2_000_000_000)
     assert "retie" in drawn.text and "1.5/2.0 GB" in drawn.text
     assert "/s" in drawn.text and "left" in drawn.text
+    monkeypatch.setenv("COLUMNS", "30")
+    assert progress.width(drawn) == 40  # type: ignore[arg-type]
 
 
 def test_progress_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,3 +338,25 @@ def test_a_report_is_cut_after_the_most_lines_and_characters() -> None:
     assert screen.shortened("a" * (most + 1)) == "a" * most + "…"
     assert screen.shortened("a\nb\nc", 3) == "a\nb\nc"
     assert screen.shortened("a\nb\nc\nd", 3) == "a\nb\n… and 2 more lines (use --json for all)"
+
+
+def test_what_libraries_print(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line is escaped and shortened, a continued line indented, an unfinished one kept. stderr gets 40 lines."""
+    with screen.escaped_libraries():
+        for text in ("a\tb\r\nsecond\n", "unfinished ", "\x1b[2J", f"\n{'x' * 1001}"):
+            print(text, end="", file=sys.stderr)
+        sys.stderr.writelines(f"{number}\n" for number in range(60))
+        assert sys.stdout.write("help\nis not indented\n") == 21
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == "help\nis not indented\n"
+    assert lines[:3] == ["a    b", "    second", r"unfinished \x1b[2J"] and lines[3].startswith(f"    {'x' * 900}")
+    assert len(lines[3]) < 1001 and lines[4:39] == [str(number) for number in range(1, 36)]
+    assert lines[39:] == ["… further messages of libraries are not shown"]
+
+
+def test_a_command_between_colours_is_harmless() -> None:
+    """Parts that are harmless alone are escaped if they are not without the colour between them."""
+    red = "\x1b[31m"
+    assert screen._harmless_line(f"{red}text") == f"{red}text"
+    assert screen._harmless_line(f"#{red}#[group]") == r"#\x23[group]"

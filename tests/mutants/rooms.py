@@ -34,7 +34,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         *EXECUTE,
     ),
     "checks": ("tests/checks", "tests/consumers", "tests/formats", "tests/onnx"),
-    "cli": ("tests/cli", "tests/output", "tests/gate", "tests/hub", "tests/onnx"),
+    "cli": ("tests/cli", "tests/output", "tests/gate", "tests/hub", "tests/objects", "tests/onnx"),
     "comparison": ("tests/cli", "tests/reporters", "tests/hub", "tests/composites", "tests/plans"),
     "live": ("tests/live",),
     "integrations": ("tests/live",),
@@ -50,7 +50,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/onnx",
         "tests/hub",
     ),
-    "gate": ("tests/gate", "tests/cli"),
+    "gate": ("tests/gate", "tests/cli", "tests/hub", "tests/objects"),
     "inspection": (
         "tests/inspection",
         "tests/checks",

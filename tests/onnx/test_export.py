@@ -360,6 +360,7 @@ def test_no_side_of_a_sample_is_frozen_or_joined(models: Path, name: str) -> Non
     kind = kind_of(reference.model)
     given = sample(reference, kind, load_config(str(models / name)))
     assert "attention_mask" in given
+    assert given.get("use_cache") is {"llama-tied": True, "bert-mlm": None}.get(name, False)
     for value in given.values():
         if isinstance(value, torch.Tensor):
             assert value.shape[0] == 2

@@ -249,6 +249,11 @@ class TestConfigs:
         message = self.refused(tmp_path, {"quantization_config": settings}, tieconv.plan_untie, "q0")
         assert "would not list the head" in message
 
+    def test_mlx_leaves_the_embedding_out(self, tmp_path: Path) -> None:
+        settings = {"quantization": MLX_CONFIG["quantization"] | {"model.embed_tokens": False}}
+        error = refusal(tieconv.plan_untie, model(tmp_path, equal(mlx), settings, True, "q0"))
+        assert "would not list the head as quantised (lm_head)" in error.message
+
     def test_another_group_for_the_head(self, tmp_path: Path) -> None:
         settings = compressed("re:.*embed_tokens$")["quantization_config"]
         group = settings["config_groups"]["g"]

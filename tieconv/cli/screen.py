@@ -139,8 +139,9 @@ def _harmless_line(line: str) -> str:
     parts = re.split(_ANSI_STYLE, line) if "\x1b" in line else [line]
     texts = [shown(part, len(part)) for part in parts[::2]]
     # Two harmless parts may become a command when the colour between them is removed.
-    if shown("".join(texts), len(line) * 10) != "".join(texts):
-        return shown("".join(texts), len(line) * 10)
+    whole = "".join(texts)
+    if (escaped := shown(whole, len(line) * 10)) != whole:
+        return escaped
     parts[::2] = texts
     return "".join(parts)
 

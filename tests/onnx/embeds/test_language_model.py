@@ -22,7 +22,7 @@ from tests.onnx.embeds.families import FAMILIES, ROWS, graph_tokens, picture, sa
 from tests.slow import fast_only
 from tieconv.checkpoint.graph_plan import ExportOutcome
 from tieconv.errors import RefusedError
-from tieconv.onnx.export.sample_inputs import Reads, probe
+from tieconv.onnx.export.sample_inputs import Reads, left_out_parts, probe
 from tieconv.reference import Reference
 
 transformers = pytest.importorskip("transformers")
@@ -212,6 +212,10 @@ def test_images_that_the_decoder_reads_otherwise(tmp_path: Path) -> None:
 
 def test_inputs_embeds_needs_a_decoder(models: Path) -> None:
     assert "is not a decoder that takes inputs_embeds" in refused("export", models / "bert-mlm", "--inputs-embeds")
+    config = str(models / "llama-tied")
+    for name, why in (("LlamaForCausalLM", "does not say which of its modules"), ("LlamaModel", "has no head")):
+        with pytest.raises(RefusedError, match=why):
+            left_out_parts(getattr(transformers, name), config, (), images=True)
 
 
 def values(graph: onnx.GraphProto) -> Any:
