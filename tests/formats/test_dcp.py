@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 import tieconv as api
-from tests.refusals import failure_of
 from tieconv.checkpoint.inspection import State
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError
@@ -51,7 +50,9 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 
 def code(path: Path) -> str:
-    return failure_of(api.inspect, TieconvError, path).code
+    with pytest.raises(TieconvError) as caught:
+        api.inspect(path)
+    return caught.value.code
 
 
 def test_names_shapes_and_types(saved: Path) -> None:
@@ -91,8 +92,9 @@ def test_by_one_of_its_files(saved: Path, name: str) -> None:
 @pytest.mark.parametrize("plan", [api.plan_untie, api.plan_retie])
 def test_no_command_writes_it(plan: Any, saved: Path) -> None:
     """A refusal with the next step."""
-    error = failure_of(plan, RefusedError, saved)
-    assert error.code == "format.read-only" and "convert" in error.hint
+    with pytest.raises(RefusedError) as caught:
+        plan(saved)
+    assert caught.value.code == "format.read-only" and "convert" in caught.value.hint
 
 
 def test_incomplete_checkpoints(folder: Path) -> None:

@@ -302,6 +302,8 @@ def test_a_source_that_cannot_be_listed(fleet: Path) -> None:
         result = run("fleet check fleet/t5 fleet/absent -o runs")
         assert result.exit_code == 2 and "1 could not be read" in result.stderr
     assert report("runs")["unread"] == 1
+    lines = Path("runs/check.jsonl").read_text().splitlines()
+    assert [json.loads(line)["bytes"] for line in lines if "fleet/absent" in line] == [0, 0]
 
 
 @pytest.mark.slow
@@ -362,6 +364,9 @@ def test_nothing_is_written_through_a_symlink(fleet: Path, tmp_path: Path) -> No
             now = (tmp_path / "victim").read_bytes() if (tmp_path / "victim").exists() else None
             assert now == content, (name, content)
             assert not list(Path("runs").glob(".*")), (name, content)
+    Path("whole/check.list").rename("check.list")
+    Path("whole/check.list").symlink_to("../check.list")
+    assert "whole/check.list" in refused("fleet report --no-config whole")
 
 
 def test_what_a_run_writes_is_of_a_new_file(fleet: Path) -> None:

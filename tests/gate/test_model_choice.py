@@ -12,6 +12,7 @@ import pytest
 
 from tieconv import TieconvError, check
 from tieconv.api.check import expand, read_lists
+from tieconv.gate.model_sources import Choice
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 
@@ -77,7 +78,9 @@ def test_the_filters_of_python(work: Path) -> None:
 
 
 def test_the_age_of_one_file(work: Path) -> None:
-    assert expand(["runs/old/model.safetensors", "runs/new"], newer_than="1d") == ("runs/new",)
+    """A model of exactly this age is chosen, and one without an age, which is reported later."""
+    assert expand(["runs/old/model.safetensors", "runs/new", "absent"], newer_than="1d") == ("runs/new", "absent")
+    assert Choice(newer_than=5.0).chooses(("runs/old", 5.0)) and not Choice(newer_than=5.0).chooses(("runs/new", 4.9))
 
 
 def test_directories_of_mlflow_and_wandb(work: Path) -> None:

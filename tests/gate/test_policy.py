@@ -91,17 +91,22 @@ def test_fixed_entries_are_told() -> None:
 
 
 def test_rewriting_keeps_what_nobody_looked_at() -> None:
-    """Other models, rules that did not run, and entries that a deeper look found stay; fixed ones go."""
+    """Other models, rules that did not run, and entries that a deeper look found stay; fixed ones go.
+
+    The file has the depth of the deeper look.
+    """
     entries = tuple(Entry(f"../models/{name}", rule, "f", ()) for name in "ab" for rule in ("STO001", "TIE001"))
     old = baselines.Baseline(PATH, Depth.CANDIDATES, entries)
 
     def after(**changes) -> list[tuple[str, str]]:
-        text = policy(**changes).debt({A: CheckedModel("a")}, PATH, old)
-        return [(entry.model[-1], entry.rule) for entry in baselines.parse_baseline(text, PATH).entries]
+        baseline = baselines.parse_baseline(policy(**changes).debt({A: CheckedModel("a")}, PATH, old), PATH)
+        assert baseline.depth is max(Depth.CANDIDATES, changes.get("depth", Depth.CANDIDATES), key=[*Depth].index)
+        return [(entry.model[-1], entry.rule) for entry in baseline.entries]
 
     assert after() == [("b", "STO001"), ("b", "TIE001")]
     assert after(selection=Selection(("TIE",))) == [("a", "STO001"), ("b", "STO001"), ("b", "TIE001")]
     assert after(depth=Depth.HEADER) == [(name, rule) for name in "ab" for rule in ("STO001", "TIE001")]
+    assert after(depth=Depth.FULL) == after()
 
 
 def test_a_waiver_tells_why() -> None:
