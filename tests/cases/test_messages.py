@@ -90,6 +90,16 @@ def strict(path: Path, change: Callable[[Tensors], object], *, tied: bool = True
     load_model(llama(tied=tied), str(saved(path, change, tied=tied) / "model.safetensors"))
 
 
+def without_expert(path: Path, part: str) -> None:
+    """Load a Mixtral without a part of an expert."""
+    transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES, num_local_experts=2)).save_pretrained(path)
+    tensors = load_file(path / "model.safetensors")
+    save_file(
+        {name: tensors[name] for name in tensors if part not in name}, path / "model.safetensors", {"format": "pt"}
+    )
+    transformers.MixtralForCausalLM.from_pretrained(path)
+
+
 def into_torch(path: Path, change: Callable[[Tensors], object], *, tied: bool = False) -> None:
     llama(tied=tied).load_state_dict(load_file(saved(path, change, tied=tied) / "model.safetensors"))
 
@@ -160,11 +170,16 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
     ),
     "C37": (lambda path: into_torch(path, larger(EMBED, HEAD)),),
     "C55": (lambda path: listed(),),
-    "C62": (lambda path: strict(path, lambda t: t.pop(f"{LAYER}self_attn.k_proj.weight")),),
+    "C62": (
+        lambda path: strict(path, lambda t: t.pop(f"{LAYER}self_attn.k_proj.weight")),
+        lambda path: without_expert(path, "experts.1."),
+        lambda path: without_expert(path, "experts.1.w1."),
+    ),
     "C63": (lambda path: strict(path, more_layers),),
     "C64": (renamed,),
     "C65": (lambda path: cut(path, "x.safetensors", load_file), lambda path: cut(path, "x.bin", torch.load)),
     "C66": (lambda path: into_torch(path, larger(f"{LAYER}mlp.gate_proj.weight")),),
+    "C69": (lambda path: transformers.LlamaConfig(**SIZES, tie_word_embeddings=None),),
     "C67": (
         lambda path: adapter(path, target_modules=["lm_head", "embed_tokens"]),
         lambda path: adapter(path, target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"]),

@@ -137,6 +137,8 @@ def test_any_tensor_of_a_layer_is_as_good_as_the_catalogued_one() -> None:
     """Other names, layers and counts, lists of names, and shortened messages."""
     for message, cases in {
         "size mismatch for lm_head.weight: copying a param with shape torch.Size([32000, 4096])": ["C37"],
+        "error loading model: check_tensor_dims: tensor 'blk.17.ffn_up.weight' not found": ["C62"],
+        "check_tensor_dims: tensor 'blk.3.attn_q.weight' has wrong shape; expected 2, 3, got 4, 5": ["C66"],
         "size mismatch for score.weight: copying a param with shape torch.Size([2, 64])": ["C66"],
         "KeyError: 'layers.21.mlp.gate_up_proj.weight'": ["C63"],
         "Received 12 parameters not in model:\nmodel.layers.9.mlp.up_proj.weight,": ["C63"],

@@ -148,13 +148,13 @@ _WIDEST = 100
 
 
 @click.command("explain", short_help="Explain a rule, or the message of another program.")
-@click.argument("rule", shell_complete=complete_rules)
+@click.argument("rule", metavar="RULE|MESSAGE", shell_complete=complete_rules)
 @common_options
 def explain_command(rule: str) -> None:
     """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it.
 
-    RULE may also be the message of another program, in quotes. Then the known causes are listed, with the rules that
-    find them and a guide. A terminal shows the text rendered; a pipe gets its Markdown.
+    MESSAGE is what another program printed, in quotes. Then the known causes are listed, with the rules that find them
+    and a guide. A terminal shows the text rendered; a pipe gets its Markdown.
     """
     if cases := find_cases(rule):
         if len(cases) > 1:

@@ -104,6 +104,7 @@ def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
     message = re.sub(r"\x1b\[[\d;]*m", "", message)
     # The first layer and tensors outside the layers are never surplus, so the messages of that case have another.
     layer = "layers." if re.search(r"\b(layers\.|\w+\.(?=\d+\.))[1-9]", message) else "layers.0"
+    layer = "blk." if re.search(r"\bblk\.\d", message) else layer
     for simpler, about in (_comparable, ""), (_any_tensor, layer):
         asked = simpler(message)
         matching = {
