@@ -84,6 +84,10 @@ def inspected(
     evidence = _with_base(
         inspect_checkpoint(checkpoint, tensor_reader(checkpoint, files), depth, embed=embed, head=head), base
     )
+    if checkpoint.format == "gguf":
+        from tieconv.loaders.llama_cpp import with_headline  # few models are GGUF files
+
+        evidence = with_headline(evidence)
     if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:

@@ -172,6 +172,74 @@ def test_the_tables_cover_the_registry() -> None:
     assert len(tables["registered"]) < 150
 
 
+LAYER = ("attn_norm.weight", "attn_output.weight", "ffn_down.weight", "ffn_up.weight")
+BLOCKS = [f"blk.{number}.{leaf}" for number in range(3) for leaf in LAYER]
+EMBED, OUTPUT = "token_embd.weight", "output.weight"
+GGUF_FAULTS = {
+    "whole": ("llama", [EMBED, *BLOCKS], {}, "tied", ""),
+    "no embedding": (
+        "llama",
+        [OUTPUT, *BLOCKS],
+        {},
+        "error",
+        "TIE006 token_embd.weight is missing, and llama.cpp needs",
+    ),
+    "an adapter": ("llama", [f"{name}.lora_a" for name in BLOCKS], {}, "unknown", ""),
+    "a projector": ("clip", ["v.blk.0.attn_q.weight"], {}, "unknown", ""),
+    "another kind of file": ("llama", BLOCKS, {"general.type": "imatrix"}, "unknown", ""),
+    "an unknown architecture": ("nobody", [OUTPUT, *BLOCKS], {}, "unknown", ""),
+    "a layer": (
+        "qwen3next",
+        [EMBED, *BLOCKS[:8]],
+        {},
+        "error",
+        "STO006 blk.2 is not stored, but the metadata says 3 layers",
+    ),
+    "a matrix": (
+        "llama",
+        [EMBED, *BLOCKS[:-1]],
+        {},
+        "error",
+        "STO006 blk.2.ffn_up.weight is not stored, but the other 2",
+    ),
+    "a matrix of a class whose layers differ": ("qwen3next", [EMBED, *BLOCKS[:-1]], {}, "tied", ""),
+    "one more": (
+        "bloom",
+        [EMBED, *BLOCKS, "blk.3.ffn_up.weight"],
+        {},
+        "error",
+        "STO007 blk.3 is stored, but the metadata",
+    ),
+    "several tokens": ("llama", [EMBED, *BLOCKS[:8]], {"llama.nextn_predict_layers": 1}, "tied", ""),
+    "a decoder": (
+        "t5",
+        [EMBED, *(f"{part}.{name}" for part in ("enc", "dec") for name in BLOCKS[: 12 if part == "enc" else 8])],
+        {"t5.decoder_block_count": 3},
+        "error",
+        "STO006 dec.blk.2 is not stored, but the metadata says 3 layers (t5.decoder_block_count).",
+    ),
+    "no bias": ("phi2", [EMBED, OUTPUT, *BLOCKS], {}, "error", ""),
+    "a bias": ("llama", [EMBED, *BLOCKS, "output.bias"], {}, "error", ""),
+}
+
+
+@pytest.mark.parametrize("name", GGUF_FAULTS)
+def test_what_a_gguf_file_lacks(name: str, tmp_path: Path) -> None:
+    """As libllama of 0.3.36 loads such files of 80 classes: `tests.oracles.gguf_faults`."""
+    architecture, names, more, outcome, message = GGUF_FAULTS[name]
+    metadata = {"general.architecture": architecture, f"{architecture}.block_count": 3, **more}
+    path = tmp_path / "model.gguf"
+    shapes = {name: (8,) if name.endswith(".bias") else (8, 32) for name in names}
+    path.write_bytes(gguf([(name, shape, F32, matrix(*shape).tobytes()) for name, shape in shapes.items()], metadata))
+    result = api.inspect(path, consumers="llama.cpp")
+    assert [row.outcome for row in result.consumers] == [outcome]
+    seen = [f"{finding.rule} {finding.message}" for finding in result.findings if finding.rule[:3] != "CON"]
+    assert len(seen) == bool(message) and seen[:1] == [text for text in seen if text.startswith(message)]
+    assert "transformers" not in " ".join(seen)
+    start = {"error": "Not loaded: " if message.startswith("TIE") or "bias" in name else "Tied", "tied": "Tied"}
+    assert str(result.config.effect).startswith(start.get(outcome, ("No", "Un")))
+
+
 @pytest.mark.parametrize(("architecture", "reported"), [("phi2", True), ("llama", False), ("nobody", False)])
 def test_a_gguf_file_without_the_output_that_its_architecture_needs(
     architecture: str, reported: bool, tmp_path: Path

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import tieconv
 from fixtures.hostile import CONFIG, INDEX, SINGLE, A, B, weights
 from tests.patience import examples
+from tests.refusals import failure_of
 from tieconv.checkpoint.model_files import Checkpoint, Layout, Listing
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import FORMATS, is_safetensors_alone, read_checkpoint
@@ -28,10 +29,9 @@ def read(source: Path) -> Checkpoint:
 
 
 def refusal(source: Path) -> UnreadableError:
-    with pytest.raises(UnreadableError) as caught:
-        read(source)
-    assert caught.value.hint
-    return caught.value
+    error: UnreadableError = failure_of(read, UnreadableError, source)
+    assert error.hint
+    return error
 
 
 def test_names_differ() -> None:
@@ -47,20 +47,12 @@ def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
         assert name in error.message
 
 
-@pytest.mark.parametrize(
-    ("name", "prefix"),
-    [
-        ("pytorch_model.bin", "torch."),
-        ("x.pt", "torch."),
-        ("x.pth", "torch."),
-        ("x.gguf", "gguf."),
-        ("x.onnx", "onnx."),
-    ],
-)
-def test_formats_that_are_read_answer_for_themselves(name: str, prefix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "x.pt", "x.pth", "x.gguf", "x.onnx"])
+def test_formats_that_are_read_answer_for_themselves(name: str, tmp_path: Path) -> None:
     """A file of a known ending that holds something else is that format's to refuse."""
     (tmp_path / name).write_bytes(b"x")
-    assert refusal(tmp_path / name).code.startswith(prefix)
+    ending = name.partition(".")[2]
+    assert refusal(tmp_path / name).code.startswith(f"{ending if ending in ('gguf', 'onnx') else 'torch'}.")
 
 
 def test_a_model_comes_before_other_formats(tmp_path: Path) -> None:
@@ -70,25 +62,18 @@ def test_a_model_comes_before_other_formats(tmp_path: Path) -> None:
     assert read(tmp_path).layout is Layout.SINGLE
 
 
-def test_weights_in_a_subdirectory_are_not_the_model(tmp_path: Path) -> None:
-    (tmp_path / "unet").mkdir()
+def test_what_is_below_is_not_the_model(tmp_path: Path) -> None:
+    """Weights, a config and a pipe in directories below: only the config is a companion."""
+    for name in ("unet", "sub", "pipe"):
+        (tmp_path / name).mkdir()
     (tmp_path / "unet" / SINGLE).write_bytes(weights())
     assert refusal(tmp_path).code == "format.none"
-
-
-def test_a_config_in_a_subdirectory_is_a_companion(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
+    os.mkfifo(tmp_path / "pipe" / SINGLE)
+    assert refusal(tmp_path).code == "format.none"
     (tmp_path / "sub" / CONFIG).write_text("not json")
     (tmp_path / SINGLE).write_bytes(weights())
     assert read(tmp_path).config is None
-
-
-def test_a_pipe_below_is_not_the_model(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    os.mkfifo(tmp_path / "sub" / SINGLE)
-    assert refusal(tmp_path).code == "format.none"
-    (tmp_path / SINGLE).write_bytes(weights())
-    assert read(tmp_path).special == (f"sub/{SINGLE}",)
+    assert read(tmp_path).special == (f"pipe/{SINGLE}",)
 
 
 def test_the_hint_names_a_file_that_can_be_given(tmp_path: Path) -> None:
@@ -233,9 +218,8 @@ def test_no_edit_is_no_change() -> None:
 
 @pytest.mark.parametrize("shard", ["../x", "/x", "a/b", "a\\b", "~x", ".", "..", "a\0b"])
 def test_shards_that_leave_the_directory(shard: str) -> None:
-    with pytest.raises(UnsafePathError) as caught:
-        read_index(json.dumps({"weight_map": {"t": shard}}).encode(), "i")
-    assert caught.value.code == "index.escape"
+    index = json.dumps({"weight_map": {"t": shard}}).encode()
+    assert failure_of(read_index, UnsafePathError, index, "i").code == "index.escape"
 
 
 @pytest.mark.parametrize("shard", ["...", "a..b", ".hidden", "model~", "C:x", "über.safetensors"])

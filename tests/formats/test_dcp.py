@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import tieconv as api
+from tests.refusals import failure_of
 from tieconv.checkpoint.inspection import State
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError
@@ -50,9 +51,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 
 def code(path: Path) -> str:
-    with pytest.raises(TieconvError) as caught:
-        api.inspect(path)
-    return caught.value.code
+    return failure_of(api.inspect, TieconvError, path).code
 
 
 def test_names_shapes_and_types(saved: Path) -> None:
@@ -92,9 +91,8 @@ def test_by_one_of_its_files(saved: Path, name: str) -> None:
 @pytest.mark.parametrize("plan", [api.plan_untie, api.plan_retie])
 def test_no_command_writes_it(plan: Any, saved: Path) -> None:
     """A refusal with the next step."""
-    with pytest.raises(RefusedError) as caught:
-        plan(saved)
-    assert caught.value.code == "format.read-only" and "convert" in caught.value.hint
+    error = failure_of(plan, RefusedError, saved)
+    assert error.code == "format.read-only" and "convert" in error.hint
 
 
 def test_incomplete_checkpoints(folder: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tieconv as api
 from fixtures.gguf_bytes import F32, Q4_0, Q4_K, Tensor, entry, gguf, info, text
+from tests.refusals import failure_of
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
@@ -38,17 +39,16 @@ BIAS: Tensor = ("output.bias", (8,), F32, bytes(32))
 
 
 def write(folder: Path, data: bytes, name: str = "model.gguf") -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     path = folder / name
     path.write_bytes(data)
     return path
 
 
 def code(path: Path) -> str:
-    with pytest.raises(TieconvError) as caught:
-        api.inspect(path)
-    assert caught.value.message and "\n" not in caught.value.message
-    return caught.value.code
+    error = failure_of(api.inspect, TieconvError, path)
+    assert error.message and "\n" not in error.message
+    return error.code
 
 
 def test_types_are_those_of_the_package() -> None:
@@ -128,14 +128,12 @@ def test_tied_exactly_where_the_head_is_absent(
 def test_quantised_tables_are_compared_by_their_bytes(tmp_path: Path) -> None:
     """Block types keep their names, rows come first, and equality is that of bytes."""
     data = bytes(range(18)) * 8
-    same = api.inspect(write(tmp_path, gguf([(EMBED[0], (8, 32), Q4_0, data), (HEAD[0], (8, 32), Q4_0, data)])))
+    table = (EMBED[0], (8, 32), Q4_0, data)
+    same = api.inspect(write(tmp_path, gguf([table, (HEAD[0], *table[1:])])))
     assert same.head.input_embedding is not None
     assert (same.head.input_embedding.dtype, same.head.input_embedding.shape) == ("Q4_0", (8, 32))
     assert same.word_tie is not None and same.word_tie.members[1].state is State.IDENTICAL
-    changed_data = bytes([1, *data[1:]])
-    differ = api.inspect(
-        write(tmp_path, gguf([(EMBED[0], (8, 32), Q4_0, data), (HEAD[0], (8, 32), Q4_0, changed_data)]))
-    )
+    differ = api.inspect(write(tmp_path, gguf([table, (HEAD[0], (8, 32), Q4_0, bytes([1, *data[1:]]))])))
     assert differ.word_tie is not None and differ.word_tie.members[1].state is State.DISTINCT
     mixed = api.inspect(write(tmp_path, gguf([(EMBED[0], (8, 256), Q4_K, bytes(8 * 144)), HEAD])))
     assert mixed.word_tie is not None and mixed.word_tie.members[1].state is State.DISTINCT
@@ -189,9 +187,8 @@ def test_directory_of_several_models_is_not_guessed(tmp_path: Path) -> None:
 def test_other_verbs_refuse_it(plan, tmp_path: Path) -> None:
     """A refusal with the next step."""
     options = {"action": "zero"} if plan is api.plan_bias else {}
-    with pytest.raises(RefusedError) as caught:
-        plan(path=write(tmp_path, gguf([EMBED])), **options)
-    assert caught.value.code == "format.read-only" and "convert" in caught.value.hint
+    error = failure_of(plan, RefusedError, path=write(tmp_path, gguf([EMBED])), **options)
+    assert error.code == "format.read-only" and "convert" in error.hint
 
 
 # --- malformed files -------------------------------------------------------------------------------------
@@ -276,38 +273,20 @@ def test_header_alone_is_read(tmp_path: Path) -> None:
 
 
 ORACLES = Path(__file__).parents[1] / "oracles"
-EMBEDDING, STORED_HEAD = "token_embd.weight", "output.weight"
 
 
-def values(seed: int, rows: int = 8) -> bytes:
-    return np.random.default_rng(seed).standard_normal((rows, 32), dtype="<f4").tobytes()
-
-
-STORED_EMBED: Tensor = (EMBEDDING, (8, 32), F32, values(0))
-COPY: Tensor = (STORED_HEAD, *STORED_EMBED[1:])
-NORM: Tensor = ("output_norm.weight", (3,), F32, values(2)[:12])
-
-
-def write_llama(folder: Path, data: bytes, name: str = "model.gguf") -> Path:
-    folder.mkdir(exist_ok=True, parents=True)
-    (folder / name).write_bytes(data)
-    return folder / name
-
-
-def refusal(plan: Any, *arguments: Any, **options: Any) -> RefusedError:
-    with pytest.raises(RefusedError) as caught:
-        plan(*arguments, **options)
-    return caught.value
+COPY: Tensor = (HEAD[0], *EMBED[1:])
+NORM: Tensor = ("output_norm.weight", (3,), F32, table(2)[:12])
 
 
 def test_retie_and_untie_are_inverse(tmp_path: Path) -> None:
     """The tied file is, byte for byte, the one that was never untied; a type of blocks is copied as it is."""
-    for number, (kind, data) in enumerate(((F32, values(0)), (Q4_0, bytes(range(18)) * 8))):
-        table = ((8, 32), kind, data)
-        whole = gguf([(EMBEDDING, *table), (STORED_HEAD, *table), NORM])
-        tied = gguf([(EMBEDDING, *table), NORM])
+    for number, (kind, data) in enumerate(((F32, table()), (Q4_0, bytes(range(18)) * 8))):
+        stored = ((8, 32), kind, data)
+        whole = gguf([(EMBED[0], *stored), (HEAD[0], *stored), NORM])
+        tied = gguf([(EMBED[0], *stored), NORM])
         folder = tmp_path / str(number)
-        outcome = api.plan_retie(write_llama(folder, whole)).execute(folder / "tied.gguf")
+        outcome = api.plan_retie(write(folder, whole)).execute(folder / "tied.gguf")
         assert outcome.verified and (folder / "tied.gguf").read_bytes() == tied
         api.plan_untie(folder / "tied.gguf").execute(folder / "untied.gguf")
         assert (folder / "untied.gguf").read_bytes() == whole
@@ -315,23 +294,19 @@ def test_retie_and_untie_are_inverse(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_already_there(tmp_path: Path) -> None:
     """Nothing changes, and nothing is refused."""
-    tied, untied = (
-        write_llama(tmp_path, gguf([STORED_EMBED])),
-        write_llama(tmp_path, gguf([STORED_EMBED, COPY]), "untied.gguf"),
-    )
-    assert api.plan_retie(tied).plan.changes_nothing
-    assert api.plan_untie(untied).plan.changes_nothing
+    assert api.plan_retie(write(tmp_path, gguf([EMBED]))).plan.changes_nothing
+    assert api.plan_untie(write(tmp_path, gguf([EMBED, COPY]))).plan.changes_nothing
 
 
 def test_a_directory_and_in_place(tmp_path: Path) -> None:
     """The other files come along; in place, the file has its new content."""
-    path = write_llama(tmp_path / "m", gguf([STORED_EMBED, COPY]))
+    path = write(tmp_path / "m", gguf([EMBED, COPY]))
     (tmp_path / "m" / "README.md").write_text("card")
     api.plan_retie(tmp_path / "m").execute(tmp_path / "out")
     assert (tmp_path / "out" / "README.md").read_text() == "card"
-    assert (tmp_path / "out" / "model.gguf").read_bytes() == gguf([STORED_EMBED])
+    assert (tmp_path / "out" / "model.gguf").read_bytes() == gguf([EMBED])
     api.plan_retie(path).execute(path, in_place=True)
-    assert path.read_bytes() == gguf([STORED_EMBED])
+    assert path.read_bytes() == gguf([EMBED])
 
 
 SCALARS = st.one_of(st.integers(0, 2**32 - 1), st.text(max_size=20), st.lists(st.text(max_size=9), max_size=5))
@@ -354,18 +329,18 @@ def test_every_other_byte_stays(
         (f"t.{number}", shape, F32, random.standard_normal(shape, dtype="<f4").tobytes())
         for number, shape in enumerate(shapes)
     ]
-    tensors.insert(min(position, len(tensors)), STORED_EMBED)
+    tensors.insert(min(position, len(tensors)), EMBED)
     tensors.append(COPY)
     metadata = {"general.architecture": "llama", "general.alignment": alignment, **entries}
     folder = tmp_path_factory.mktemp("gguf")
-    path = write_llama(folder, gguf(tensors, metadata, alignment=alignment))
+    path = write(folder, gguf(tensors, metadata, alignment=alignment))
     api.plan_retie(path).execute(folder / "out.gguf")
     before, after = gguf_package.GGUFReader(path), gguf_package.GGUFReader(folder / "out.gguf")
     assert [field.name for field in before.fields.values()][3:] == [field.name for field in after.fields.values()][3:]
     for name, field in before.fields.items():
         if not name.startswith("GGUF.tensor_count"):
             assert [part.tobytes() for part in field.parts] == [part.tobytes() for part in after.fields[name].parts]
-    assert [tensor.name for tensor in after.tensors] == [name for name, *_ in tensors if name != STORED_HEAD]
+    assert [tensor.name for tensor in after.tensors] == [name for name, *_ in tensors if name != HEAD[0]]
     stored = {tensor.name: tensor for tensor in before.tensors}
     for tensor in after.tensors:
         assert tensor.data.tobytes() == stored[tensor.name].data.tobytes()
@@ -374,20 +349,19 @@ def test_every_other_byte_stays(
 
 def test_refusals(tmp_path: Path) -> None:
     """Other values, another type of the same values, a split file, an option, an architecture: nothing is written."""
-    differing = write_llama(tmp_path, gguf([STORED_EMBED, (STORED_HEAD, (8, 32), F32, values(1))]), "other.gguf")
-    assert refusal(api.plan_retie, differing).code == "retie.not-equal"
-    types = write_llama(
-        tmp_path, gguf([(EMBEDDING, (8, 32), Q4_0, bytes(144)), (STORED_HEAD, (8, 32), F32, bytes(1024))]), "t.gguf"
-    )
-    assert refusal(api.plan_retie, types).code == "retie.not-equal"
-    equal = write_llama(tmp_path, gguf([STORED_EMBED, COPY]), "equal.gguf")
+    differing = write(tmp_path, gguf([EMBED, HEAD]), "other.gguf")
+    assert failure_of(api.plan_retie, RefusedError, differing).code == "retie.not-equal"
+    quantised = (EMBED[0], (8, 32), Q4_0, bytes(144))
+    types = write(tmp_path, gguf([quantised, (HEAD[0], (8, 32), F32, bytes(1024))]), "t.gguf")
+    assert failure_of(api.plan_retie, RefusedError, types).code == "retie.not-equal"
+    equal = write(tmp_path, gguf([EMBED, COPY]), "equal.gguf")
     for options in ({"survivor": "embed", "force": True}, {"bias": "zero"}):
-        assert refusal(api.plan_retie, equal, **options).code == "gguf.option", options
-    assert refusal(api.plan_retie, equal, fold_norm=True).code == "retie.fold"
-    assert refusal(api.plan_untie, equal, keep_flag=True).code == "gguf.option"
-    write_llama(tmp_path / "split", gguf([STORED_EMBED]), "m-00001-of-00002.gguf")
-    write_llama(tmp_path / "split", gguf([COPY]), "m-00002-of-00002.gguf")
-    assert refusal(api.plan_retie, tmp_path / "split").code == "gguf.split"
+        assert failure_of(api.plan_retie, RefusedError, equal, **options).code == "gguf.option", options
+    assert failure_of(api.plan_retie, RefusedError, equal, fold_norm=True).code == "retie.fold"
+    assert failure_of(api.plan_untie, RefusedError, equal, keep_flag=True).code == "gguf.option"
+    write(tmp_path / "split", gguf([EMBED]), "m-00001-of-00002.gguf")
+    write(tmp_path / "split", gguf([COPY]), "m-00002-of-00002.gguf")
+    assert failure_of(api.plan_retie, RefusedError, tmp_path / "split").code == "gguf.split"
 
 
 @pytest.mark.parametrize(
@@ -399,13 +373,10 @@ def test_the_architecture_decides(architecture: str, rule: str | None, retie: st
     """llama.cpp needs, ignores or takes the tensor; what is not known is not written."""
     assert head_rule(architecture) == rule
     metadata = {"general.architecture": architecture}
-    untied, tied = (
-        write_llama(tmp_path, gguf([STORED_EMBED, COPY], metadata), "both.gguf"),
-        write_llama(tmp_path, gguf([STORED_EMBED], metadata)),
-    )
+    untied, tied = write(tmp_path, gguf([EMBED, COPY], metadata), "both.gguf"), write(tmp_path, gguf([EMBED], metadata))
     for plan, path, refused in ((api.plan_retie, untied, retie), (api.plan_untie, tied, untie)):
         if refused:
-            assert refusal(plan, path).code == "gguf.architecture"
+            assert failure_of(plan, RefusedError, path).code == "gguf.architecture"
         else:
             assert not plan(path).plan.changes_nothing
 
@@ -413,16 +384,16 @@ def test_the_architecture_decides(architecture: str, rule: str | None, retie: st
 @pytest.mark.parametrize(
     ("architecture", "tensors", "outcome", "words"),
     [
-        ("llama", [STORED_EMBED], "tied", "token_embd.weight for both"),
-        ("llama", [STORED_EMBED, COPY], "untied", "two parameters"),
-        ("gptneox", [STORED_EMBED], "error", "needs output.weight"),
-        ("gemma", [STORED_EMBED, COPY], "error", "does not use output.weight"),
-        ("a new one", [STORED_EMBED], "unknown", "has not read what llama.cpp asks"),
+        ("llama", [EMBED], "tied", "token_embd.weight for both"),
+        ("llama", [EMBED, COPY], "untied", "two parameters"),
+        ("gptneox", [EMBED], "error", "needs output.weight"),
+        ("gemma", [EMBED, COPY], "error", "does not use output.weight"),
+        ("a new one", [EMBED], "unknown", "has not read what llama.cpp asks"),
     ],
 )
 def test_predictions(architecture: str, tensors: list[Tensor], outcome: str, words: str, tmp_path: Path) -> None:
     """What libllama does with the file, by the table of its source."""
-    path = write_llama(tmp_path, gguf(tensors, {"general.architecture": architecture}))
+    path = write(tmp_path, gguf(tensors, {"general.architecture": architecture}))
     (prediction,) = api.inspect(path, consumers="llama.cpp").consumers
     assert str(prediction.outcome) == outcome and words in prediction.detail
 
@@ -469,7 +440,7 @@ def model(path: Path, kind: int, rows: int = 320, width: int = 64, inner: int = 
     writer.add_tokenizer_model("no_vocab")
     table = (random.standard_normal((rows, width)) * 0.1).astype("f4")
     of_kind = gguf_package.GGMLQuantizationType[TYPES[kind][0]]
-    for name in (EMBEDDING, STORED_HEAD):
+    for name in (EMBED[0], HEAD[0]):
         writer.add_tensor(name, gguf_package.quants.quantize(table, of_kind), raw_dtype=of_kind)
     shapes = {"output_norm": (width,)}
     for layer in range(layers):

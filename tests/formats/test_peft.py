@@ -194,9 +194,8 @@ def test_text_names_the_base(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plan", [api.plan_untie, api.plan_retie])
 def test_no_command_writes_it(plan, tmp_path: Path) -> None:
-    with pytest.raises(RefusedError) as caught:
-        plan(save_adapter(tmp_path / "model", LORA, None))
-    assert caught.value.code == "format.read-only" and "base" in caught.value.hint
+    error = failure_of(plan, RefusedError, save_adapter(tmp_path / "model", LORA, None))
+    assert error.code == "format.read-only" and "base" in error.hint
 
 
 @pytest.mark.parametrize(
@@ -305,7 +304,5 @@ def test_hostile_torch_file(case: Case, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (folder / "adapter_model.bin").write_bytes(case.data)
-    with pytest.raises(TieconvError) as caught:
-        api.inspect(folder)
-    assert caught.value.code == case.code
-    assert "adapter_model.bin" in caught.value.message
+    error = failure_of(api.inspect, TieconvError, folder)
+    assert error.code == case.code and "adapter_model.bin" in error.message

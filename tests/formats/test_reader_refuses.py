@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tieconv as api
 from fixtures.hostile import entry, file_of
 from fixtures.torch_files import archive, call, honest, name, number, pickled, state, tensor, text, torch_zip
+from tests.onnx.nodes import op, token_ids, value
 from tests.refusals import failure_of
 from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.scopes import NEWEST_IR, NEWEST_OPSET
@@ -114,19 +115,18 @@ def graph(
     """A graph of these nodes over a table and token ids."""
     table = numpy_helper.from_array(np.zeros((8, 4), "<f4"), "embed")
     table.data_type = kind
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n"])
-    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 4])
-    made = helper.make_graph(nodes, "g", [ids], [out], [table])
+    inputs, outputs = [token_ids(sides=["n"])], [value("out", ["n", 4])]
+    made = helper.make_graph(nodes, "g", inputs, outputs, [table])
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
 
 
 def gather(out: str = "x") -> onnx.NodeProto:
-    return helper.make_node("Gather", ["embed", "input_ids"], [out])
+    return op("Gather", "embed input_ids", out)
 
 
 def with_values_of_nothing() -> onnx.ModelProto:
     """An initializer with a side of 0 that holds a number, in a field of another type."""
-    model = graph([gather(), helper.make_node("Neg", ["x"], ["out"])])
+    model = graph([gather(), op("Neg", "x", "out")])
     model.graph.initializer.append(
         TensorProto(name="empty", data_type=TensorProto.UINT8, dims=[0, 4], float_data=[1.0])
     )
@@ -137,30 +137,30 @@ def with_untyped_branch() -> onnx.ModelProto:
     """A branch whose output has a tensor type that names no element type."""
     out = onnx.ValueInfoProto(name="b")
     out.type.tensor_type.SetInParent()
-    branch = helper.make_graph([helper.make_node("Neg", ["x"], ["b"])], "branch", [], [out])
-    nodes = [gather(), helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))]
-    return graph([*nodes, helper.make_node("If", ["c"], ["out"], then_branch=branch, else_branch=branch)])
+    branch = helper.make_graph([op("Neg", "x", "b")], "branch", [], [out])
+    nodes = [gather(), op("Constant", "", "c", value=numpy_helper.from_array(np.array(True)))]
+    return graph([*nodes, op("If", "c", "out", then_branch=branch, else_branch=branch)])
 
 
 def with_untyped_attribute() -> onnx.ModelProto:
     """A Transpose whose `perm` does not say that it holds integers."""
-    turn = helper.make_node("Transpose", ["x"], ["out"], perm=[0, 2, 1])
+    turn = op("Transpose", "x", "out", perm=[0, 2, 1])
     turn.attribute[0].ClearField("type")
     return graph([gather(), turn])
 
 
 def with_untyped_attribute_of_a_function() -> onnx.ModelProto:
     """The same in the body of a function."""
-    turn = helper.make_node("Transpose", ["a"], ["b"], perm=[0, 2, 1])
+    turn = op("Transpose", "a", "b", perm=[0, 2, 1])
     turn.attribute[0].ClearField("type")
     opset = helper.make_opsetid("", 17)
-    model = graph([gather(), helper.make_node("Turn", ["x"], ["out"], domain="local")])
+    model = graph([gather(), op("Turn", "x", "out", domain="local")])
     model.functions.append(helper.make_function("local", "Turn", ["a"], ["b"], [turn], [opset]))
     model.opset_import.append(helper.make_opsetid("local", 1))
     return model
 
 
-GOOD = [gather(), helper.make_node("Neg", ["x"], ["out"])]
+GOOD = [gather(), op("Neg", "x", "out")]
 
 
 def edited(change: Callable[[onnx.ModelProto], object], *, ir: int = 9) -> onnx.ModelProto:
@@ -195,7 +195,7 @@ def with_functions(model: onnx.ModelProto) -> None:
     """Two functions of one name."""
     opset = helper.make_opsetid("", 17)
     for _ in "ab":
-        body = [helper.make_node("Neg", ["a"], ["b"])]
+        body = [op("Neg", "a", "b")]
         model.functions.append(helper.make_function("local", "Turn", ["a"], ["b"], body, [opset]))
     model.opset_import.append(helper.make_opsetid("local", 1))
 
@@ -208,8 +208,8 @@ def external(*more: tuple[str, str], values: bool = False) -> onnx.ModelProto:
         if not values:
             table.ClearField("raw_data")
         table.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", "data"), ("offset", "0"), ("length", "128"), *more):
-            table.external_data.add(key=key, value=value)
+        for key, held in (("location", "data"), ("offset", "0"), ("length", "128"), *more):
+            table.external_data.add(key=key, value=held)
 
     return edited(change)
 
@@ -249,28 +249,20 @@ GRAPHS = {
         "node 2 (Neg) has neither an input nor an output",
     ),
     "opset that is not imported": (
-        graph([gather(), helper.make_node("Neg", ["x"], ["out"], domain="com.microsoft")]),
+        graph([gather(), op("Neg", "x", "out", domain="com.microsoft")]),
         "uses the opset of com.microsoft, which is not imported",
     ),
-    "cycle": (
-        graph([helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"]), *GOOD]),
-        "a cycle",
-    ),
-    "own output": (graph([gather(), helper.make_node("Add", ["x", "out"], ["out"])]), "its own output"),
+    "cycle": (graph([op("Add", "x b", "a"), op("Neg", "a", "b"), *GOOD]), "a cycle"),
+    "own output": (graph([gather(), op("Add", "x out", "out")]), "its own output"),
     "order": (graph(GOOD[::-1]), "not in topological order"),
-    "unknown name": (graph([gather(), helper.make_node("Neg", ["y"], ["out"])]), "which is not an input"),
+    "unknown name": (graph([gather(), op("Neg", "y", "out")]), "which is not an input"),
     "undefined type": (graph(GOOD, kind=0), "the undefined element type 0"),
     "unknown type": (graph(GOOD, kind=99), "the undefined element type 99"),
-    "made twice": (graph([*GOOD, helper.make_node("Neg", ["x"], ["out"])]), "a name that another value has"),
-    "no operator": (graph([gather(), helper.make_node("", ["x"], ["out"])]), "has no operator"),
+    "made twice": (graph([*GOOD, op("Neg", "x", "out")]), "a name that another value has"),
+    "no operator": (graph([gather(), op("", "x", "out")]), "has no operator"),
     "no output": (graph([gather()]), "no node computes its output out"),
     "two names": (
-        graph(
-            [
-                helper.make_node(*node, name="n")
-                for node in (("Gather", ["embed", "input_ids"], ["x"]), ("Neg", ["x"], ["out"]))
-            ]
-        ),
+        graph([op("Gather", "embed input_ids", "x", name="n"), op("Neg", "x", "out", name="n")]),
         "two nodes have the name n",
     ),
     "values of nothing": (with_values_of_nothing(), "has no elements but holds values"),
@@ -329,8 +321,8 @@ def test_records_of_an_archive(tmp_path: Path) -> None:
     usual = {"byteorder": b"little", "version": b"3\n"}
     path = tmp_path / "pytorch_model.bin"
     for record, values in RECORDS.items():
-        for value in values:
-            path.write_bytes(archive([*weights, *(usual | {record: value}).items()]))
+        for content in values:
+            path.write_bytes(archive([*weights, *(usual | {record: content}).items()]))
             refusal = ""
             try:
                 torch.load(path, weights_only=True)
@@ -340,8 +332,8 @@ def test_records_of_an_archive(tmp_path: Path) -> None:
                 silent = not reported(path)
             except TieconvError:
                 silent = False
-            assert not (silent and refusal), (record, value, refusal)
-            assert silent or value != values[0], (record, value)
+            assert not (silent and refusal), (record, content, refusal)
+            assert silent or content != values[0], (record, content)
 
 
 # -- graphs against the definitions of their operators
@@ -355,35 +347,25 @@ def test_operators_of_this_runtime() -> None:
     assert TABLE.read_text() == table()
 
 
-def node(operator: str, inputs: list[str], outputs: list[str], **attributes: object) -> onnx.NodeProto:
-    return helper.make_node(operator, inputs, outputs, **attributes)
-
-
 BROKEN = {
-    "required input is empty": [gather(), node("MatMul", ["x", ""], ["out"])],
-    "unknown operator": [gather(), node("Nagate", ["x"], ["out"])],
-    "operator of a later opset": [gather(), node("RMSNormalization", ["x", "embed"], ["out"])],
-    "deprecated operator": [gather(), node("Upsample", ["x", "embed"], ["out"])],
-    "too few inputs": [gather(), node("Add", ["x"], ["out"])],
-    "too many inputs": [gather(), node("Neg", ["x", "x"], ["out"])],
-    "too many outputs": [gather(), node("Neg", ["x"], ["out", "more"])],
-    "empty output": [gather(), node("Neg", ["x"], ["out"]), node("Neg", ["x"], [""])],
-    "unknown attribute": [gather(), node("Neg", ["x"], ["out"], to=1)],
-    "no required attribute": [gather(), node("Cast", ["x"], ["out"])],
-    "attribute of another type": [gather(), node("Cast", ["x"], ["out"], to=1.5)],
+    "required input is empty": [gather(), op("MatMul", "x -", "out")],
+    "unknown operator": [gather(), op("Nagate", "x", "out")],
+    "operator of a later opset": [gather(), op("RMSNormalization", "x embed", "out")],
+    "deprecated operator": [gather(), op("Upsample", "x embed", "out")],
+    "too few inputs": [gather(), op("Add", "x", "out")],
+    "too many inputs": [gather(), op("Neg", "x x", "out")],
+    "too many outputs": [gather(), op("Neg", "x", "out more")],
+    "empty output": [gather(), op("Neg", "x", "out"), op("Neg", "x", "-")],
+    "unknown attribute": [gather(), op("Neg", "x", "out", to=1)],
+    "no required attribute": [gather(), op("Cast", "x", "out")],
+    "attribute of another type": [gather(), op("Cast", "x", "out", to=1.5)],
 }
 """What onnx's checker or a session of ONNX Runtime refuses, and the nodes of a graph with it."""
 HEALTHY = {
-    "optional input left empty": [gather(), node("Clip", ["x", "", "c"], ["out"])],
-    "variadic": [gather(), node("Concat", ["x", "x", "x"], ["out"], axis=0)],
-    "operator of the runtime's optimiser": [
-        gather(),
-        node("SimplifiedLayerNormalization", ["x", "row"], ["out"], axis=-1),
-    ],
-    "contributed operator": [
-        gather(),
-        node("FusedMatMul", ["x", "square"], ["out"], domain="com.microsoft", alpha=0.5),
-    ],
+    "optional input left empty": [gather(), op("Clip", "x - c", "out")],
+    "variadic": [gather(), op("Concat", "x x x", "out", axis=0)],
+    "operator of the runtime's optimiser": [gather(), op("SimplifiedLayerNormalization", "x row", "out", axis=-1)],
+    "contributed operator": [gather(), op("FusedMatMul", "x square", "out", domain="com.microsoft", alpha=0.5)],
 }
 
 
@@ -425,7 +407,7 @@ def test_operators(tmp_path: Path) -> None:
 def test_custom_domains_are_not_known(tmp_path: Path) -> None:
     """tieconv makes no claim about an operator of another domain, and a function of the model may have any name."""
     path = tmp_path / "model.onnx"
-    model = graph([gather(), node("Anything", ["x"], ["out"], domain="my.domain")])
+    model = graph([gather(), op("Anything", "x", "out", domain="my.domain")])
     model.opset_import.append(helper.make_opsetid("my.domain", 1))
     path.write_bytes(model.SerializeToString())
     assert not reported(path)
@@ -435,7 +417,7 @@ def test_custom_domains_are_not_known(tmp_path: Path) -> None:
 def test_types_that_no_session_takes(tmp_path: Path) -> None:
     """What only type inference finds stops the commands that write, also if there is nothing to change."""
     path = tmp_path / "model.onnx"
-    path.write_bytes(graph([gather(), node("Add", ["x", "input_ids"], ["out"])]).SerializeToString())
+    path.write_bytes(graph([gather(), op("Add", "x input_ids", "out")]).SerializeToString())
     assert not opens(path)
     for plan in (api.plan_graph_dedup, api.plan_graph_untie):
         assert failure_of(plan, RefusedError, path).code == "session.load"
@@ -444,7 +426,7 @@ def test_types_that_no_session_takes(tmp_path: Path) -> None:
 def test_check_opens_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that no session opens fails the gate, and one that was not opened is not reported as ok alone."""
     path = tmp_path / "model.onnx"
-    path.write_bytes(graph([gather(), node("Add", ["x", "input_ids"], ["out"])]).SerializeToString())
+    path.write_bytes(graph([gather(), op("Add", "x input_ids", "out")]).SerializeToString())
 
     def findings_of_check() -> list[tuple[str, str, str]]:
         (model,) = api.check(path).models

@@ -30,11 +30,9 @@ def lenient(text: str) -> tuple[dict[str, object], list[str]]:
 
 
 def refused(text: str | bytes) -> str:
-    with pytest.raises(UnreadableError) as caught:
-        strict(text)
-    assert caught.value.message.startswith("f.json ") and caught.value.hint
-    assert caught.value.message.isprintable()
-    return caught.value.code
+    error = failure_of(strict, UnreadableError, text)
+    assert error.message.startswith("f.json ") and error.hint and error.message.isprintable()
+    return error.code
 
 
 unicode = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

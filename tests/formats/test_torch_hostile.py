@@ -15,6 +15,7 @@ import pytest
 
 from fixtures.torch_files import Case, honest, hostile
 from tests.patience import prompt
+from tests.refusals import failure_of
 from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch import pickle_machine
@@ -84,33 +85,30 @@ def test_a_refused_global_is_named() -> None:
         read(case)
 
 
+INSPECT_ALL = """
+import pathlib, sys
+from tieconv.cli import main
+codes = set()
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.bin")):
+    sys.argv = ["tieconv", "inspect", str(path)]
+    try:
+        codes.add(main())
+    except SystemExit as end:
+        codes.add(end.code)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(codes, int(peak.split()[1]) // 1024)
+print(sorted({"torch", "numpy", "pickle"} & sys.modules.keys()))
+"""
+
+
 def test_nothing_runs_and_memory_stays_small(tmp_path: Path) -> None:
     """The whole corpus through the command line in one process: no canary, exit 2 each, less than 256 MB."""
     canary = tmp_path / "canary"
     for case in hostile(canary):
         (tmp_path / f"{case.name}{case.suffix}").write_bytes(case.data)
-    script = (
-        "import pathlib, sys\n"
-        "from tieconv.cli import main\n"
-        "codes = set()\n"
-        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.bin')):\n"
-        "    sys.argv = ['tieconv', 'inspect', str(path)]\n"
-        "    try:\n"
-        "        codes.add(main())\n"
-        "    except SystemExit as end:\n"
-        "        codes.add(end.code)\n"
-        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
-        "print(codes, int(peak.split()[1]) // 1024)\n"
-        "print(sorted({'torch', 'numpy', 'pickle'} & sys.modules.keys()))\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", INSPECT_ALL, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
     codes, modules = run.stdout.strip().splitlines()[-2:]
     assert codes.startswith("{2} ")
     assert int(codes.split()[1]) < 256
@@ -183,6 +181,5 @@ def test_an_archive_of_too_many_storages(entries: int, code: str) -> None:
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, 64 + 46 * entries, 1)
     end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
     data = b"PK\x03\x04" + bytes(60 + 46 * entries) + end64 + locator + end
-    with pytest.raises(UnreadableError) as caught:
-        read_torch_file(lambda size, offset: data[offset : offset + size], len(data), "model.pt")
-    assert caught.value.code == code
+    error = failure_of(read_torch_file, UnreadableError, lambda size, at: data[at : at + size], len(data), "model.pt")
+    assert error.code == code

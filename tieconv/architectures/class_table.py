@@ -79,7 +79,10 @@ def composites() -> Mapping[str, Any]:
     return header
 
 
-def layer_lists(family: Family) -> Iterable[tuple[str, str, bool, list[str], list[str]]]:
+LayerList = tuple[str, str, bool, list[str], list[str]]
+
+
+def layer_lists(family: Family) -> Iterable[LayerList]:
     """Return the lists of layers of a class: start, key of the number, likeness, what is beside and in each.
 
     Layers are alike if the default config gives all of them the same tensors. The parameters are those that no value of

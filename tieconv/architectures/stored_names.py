@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.architectures.class_table import exceptions, layer_lists
+from tieconv.architectures.class_table import LayerList, exceptions, layer_lists
 from tieconv.architectures.effective_flag import nested
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
@@ -162,6 +162,7 @@ def missing_layers(inspection: Inspection) -> tuple[tuple[str, list[str]], ...]:
 def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
     checkpoint = inspection.checkpoint
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
+    quantised = quantised and checkpoint.format != "gguf"  # its codes have the usual names
     for entry in _stored_lists(inspection):
         begin, total, layers = entry.begin, entry.total, entry.layers
         parent = begin[: begin.rstrip(".").rfind(".") + 1]
@@ -175,7 +176,7 @@ def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
         absent = [begin + number for number in numbers if number not in layers]
         kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
         if absent:
-            yield f"the config says {entry.counted}", absent
+            yield entry.counted, absent
             continue
         within = {number: layers[number] for number in numbers}
         config = nested(checkpoint.config_values, entry.level) or {}
@@ -190,7 +191,8 @@ def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
             small, large = sorted(kinds, key=len)
             more = large - small if small < large and kinds[small] == 1 else ()
             # A scale, a buffer, an adapter or a bias that somebody added to a layer is not the class's.
-            own = {leaf for leaf in more if leaf.endswith(".weight") and not _is_adapted(leaf)}
+            # llama.cpp loads some files without a matrix of experts.
+            own = {leaf for leaf in more if leaf.endswith(".weight") and not (_is_adapted(leaf) or "_exps." in leaf)}
             if own:
                 number = next(number for number in numbers if layers[number] == small)
                 lacking = [
@@ -290,13 +292,17 @@ _MORE_TOKENS = re.compile("nextn|mtp|eh_proj|hnorm|shared_head")
 
 
 def surplus_layers(inspection: Inspection) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield the config's number of layers, the stored layers that it does not count, and whether layers are alike."""
+    """Yield what the config says, the stored layers that it does not count, and whether strict loaders fail.
+
+    They fail if the layers are alike. llama.cpp refuses the surplus layers of any GGUF file.
+    """
     for entry in _stored_lists(inspection):
         numbers = {int(number) for number in entry.layers if _NUMBER.fullmatch(number)}
         surplus = sorted(numbers - {*range(entry.total)})
         leaves = [leaf for number in surplus for leaf in entry.layers[str(number)]]
         if surplus and not any(map(_MORE_TOKENS.search, [*inspection.checkpoint.config_values, *leaves])):
-            yield entry.counted, [f"{entry.begin}{number}" for number in surplus], entry.alike
+            alike = entry.alike or inspection.checkpoint.format == "gguf"
+            yield entry.counted, [f"{entry.begin}{number}" for number in surplus], alike
 
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,3}")
@@ -326,9 +332,12 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
     names: Collection[str] = checkpoint.tensors
     if checkpoint.unread:
         names = {*names, *weight_map(checkpoint.index)}
-    for start, key, alike, beside, inside in layer_lists(family):
+    lists, config = layer_lists(family), checkpoint.config_values
+    if checkpoint.format == "gguf":
+        lists, config = _gguf_layers(inspection)
+    for start, key, alike, beside, inside in lists:
         level, _, name_of_total = key.rpartition(".")
-        total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)
+        total = (nested(config, level) or {}).get(name_of_total)
         if type(total) is not int or not 0 < total <= _MOST_LAYERS:
             continue
         for begin in (start, start.removeprefix(f"{family.prefix}.")):
@@ -338,9 +347,28 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
                 layers.setdefault(number, set()).add(leaf)
             stored = [layers[str(number)] for number in range(total) if str(number) in layers]
             if stored and max(map(len, layers.values())) >= _LEAST_TENSORS:
-                counted = f"{count(total, 'layer')} ({key})"
+                document = "metadata" if checkpoint.format == "gguf" else "config"
+                counted = f"the {document} says {count(total, 'layer')} ({key})"
                 yield _StoredList(begin, total, counted, level, layers, names, alike, beside, inside)
                 break
+
+
+def _gguf_layers(inspection: Inspection) -> tuple[list[LayerList], dict[str, object]]:
+    """Return the lists of layers of a GGUF file, and their numbers in its metadata as a config has them.
+
+    The layers that predict several tokens are the last ones. They may be left out, so they do not count.
+    """
+    architecture, metadata = inspection.family.architecture, inspection.checkpoint.files[0].metadata or {}
+    stated = [metadata.get(f"{architecture}.{key}", "0") for key in (*_BLOCKS.values(), "nextn_predict_layers")]
+    *totals, unused = [int(text) if _NUMBER.fullmatch(text) else 0 for text in stated]
+    alike = architecture in exceptions("gguf")["alike"]
+    lists: list[LayerList] = [(start, f"{architecture}.{key}", alike, [], []) for start, key in _BLOCKS.items()]
+    numbers = {key: total - unused for key, total in zip(_BLOCKS.values(), totals, strict=True)}
+    return lists, {architecture: numbers}
+
+
+_BLOCKS = {"blk.": "block_count", "enc.blk.": "block_count", "dec.blk.": "decoder_block_count"}
+"""How the layers of a GGUF file begin, and the key of their number."""
 
 
 _OTHER_HEADS = frozenset({"mtp", "talker", "draft"})

@@ -124,7 +124,7 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Reports a file with neither the token embedding nor the head that the class needs. The message lists tensors that have
-    one of the names after another prefix.
+    one of the names after another prefix. It also reports a GGUF file without `token_embd.weight`, which llama.cpp needs.
 
     ## Why it matters
     transformers prints that the checkpoint seems corrupted and fills both with random values. Usually the names have a
@@ -143,8 +143,12 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
     For another prefix, save the unwrapped model again or rename the tensors. If files are missing, fetch them.
     """
     family, head = inspection.family, inspection.head
+    family, head = inspection.family, inspection.head
     names = [name for name in (family.input_embedding, family.output_head) if name]
     if family.knowledge is not Knowledge.TABLE or family.tying is Tying.HEADLESS or len(names) < 2:
+        return
+    if inspection.checkpoint.format == "gguf":
+        yield from _without_embedding(inspection)
         return
     supplied = head.input_embedding or (head.output_head and head.output_head.stored) or evidence.head_tie(inspection)
     if supplied or any(evidence.is_quantised(inspection, name) for name in names):
@@ -166,6 +170,19 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
     wrappers = wrappers_of(changed)
     left = f"{' and '.join(wrappers)} left {'its prefix' if len(wrappers) == 1 else 'their prefixes'} in {share}"
     yield missing_pair.finding(f"{message} {left}.", names, remedy=remedies.strip_prefix(inspection))
+
+
+def _without_embedding(inspection: Inspection) -> Iterator[Finding]:
+    """Yield the finding for a GGUF file without the embedding that llama.cpp needs of the architecture."""
+    from tieconv.loaders.llama_cpp import head_rule  # most models are not GGUF files
+
+    architecture, name = inspection.family.architecture, inspection.family.input_embedding
+    if inspection.head.input_embedding is None and name and head_rule(architecture) is not None:
+        yield missing_pair.finding(
+            f"{shown(name)} is missing, and llama.cpp needs it of the architecture {shown(architecture)}. It does not load "
+            "the file. Convert the model again.",
+            (name,),
+        )
 
 
 def _elsewhere(inspection: Inspection, names: list[str]) -> str:

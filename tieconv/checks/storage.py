@@ -233,6 +233,9 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     module that the class lacks, may hold the parameter: then the rule makes no claim. It reports a norm or a bias only if
     another layer has it. In a quantised model it only looks for whole layers.
 
+    In a GGUF file it looks for whole layers by `block_count`. For architectures with equal layers it also reports the
+    weights that a single layer lacks, except for those of experts.
+
     ## Why it matters
     transformers fills missing tensors with untrained values and only prints a load report. mlx-lm and llama.cpp fail. vLLM
     0.32 fails for a layer or a norm. Without a single matrix it runs on uninitialised memory and prints nothing.
@@ -257,6 +260,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
             outcome = f"transformers 5 fails to load the model. {outcome.replace('transformers', 'transformers 4')}"
         if inspection.checkpoint.mlx:
             outcome = "mlx-lm fails to load the model"
+        if inspection.checkpoint.format == "gguf":
+            outcome = "llama.cpp fails to load the file"
         yield missing_layer.finding(
             f"{evidence.clause(names, 'is', 'are')} not stored, but {reason}. {outcome}.", names[: evidence.LISTED]
         )
@@ -268,7 +273,7 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports stored layers from that
-    number on. Layers for the prediction of several tokens (MTP) follow the last one, and are not reported.
+    number on. A GGUF file has the number in its metadata. Layers for the prediction of several tokens (MTP) follow the last one, and are not reported.
 
     ## Why it matters
     transformers leaves these layers out and only prints a load report. If the model was trained with them, it then computes
@@ -289,7 +294,8 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
         outcome = f"transformers leaves {evidence.verb(names, 'it', 'them')} out"
         if inspection.checkpoint.mlx and alike:
             outcome = "mlx-lm fails to load the model"
+        if inspection.checkpoint.format == "gguf":
+            outcome = "llama.cpp fails to load the file"
         yield surplus_layer.finding(
-            f"{evidence.clause(names, 'is', 'are')} stored, but the config says {counted}. {outcome}.",
-            names[: evidence.LISTED],
+            f"{evidence.clause(names, 'is', 'are')} stored, but {counted}. {outcome}.", names[: evidence.LISTED]
         )

@@ -163,12 +163,16 @@ def _check_stored(checkpoint: Checkpoint, family: Family, embed: str) -> None:
     raise RefusedError(f"{shown(checkpoint.source)} stores no tensor {shown(embed)}", meant, "names.embed")
 
 
+_OF_MODEL = re.compile(r"output\.weight$|blk\.\d+\.[a-z_.]*\.(weight|bias)$")
+"""A name in a language model. A projector has `v.blk.`, an adapter a suffix, and a control vector other names."""
+
+
 def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     """Return family and config of a GGUF file: llama.cpp has no flag.
 
     llama.cpp uses the token embedding as the head if ``output.weight`` is absent. Some architectures need it: TIE003
-    reports these. A file without token embedding, such as a projector, ties nothing. Source: llama-model.cpp
-    (``TENSOR_NOT_REQUIRED``, then ``TENSOR_DUPLICATED``).
+    reports these. Without a token embedding a file ties nothing. TIE005 and TIE006 report a model without it, but not a
+    projector or an adapter. Source: llama-model.cpp (``TENSOR_NOT_REQUIRED``, then ``TENSOR_DUPLICATED``).
     """
     metadata = checkpoint.files[0].metadata or {}
     architecture = metadata.get("general.architecture", "")
@@ -177,18 +181,21 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     if not names:
         why = "No output head: the file has a vocabulary but no tensors."
         return headless, ConfigView(architecture, (), (), False, why, known=False)
+    is_model = metadata.get("general.type", "model") == "model" and any(map(_OF_MODEL.match, names))
+    named = replace(headless, input_embedding=_EMBEDDING, output_head=_HEAD)
     if _EMBEDDING not in names:
-        return headless, ConfigView(architecture, (), (), False, f"Untied: the file has no {_EMBEDDING}.")
+        view = ConfigView(architecture, (), (), False, f"No input embedding: the file has no {_EMBEDDING}.")
+        return replace(named, tying=Tying.NEVER) if is_model else headless, view
     tied = _HEAD not in names
     why = (
-        f"Tied: {_HEAD} is absent, and llama.cpp then uses {_EMBEDDING} as the head of most architectures."
+        f"Tied: {_HEAD} is absent, and llama.cpp then uses {_EMBEDDING} as the head."
         if tied
         else f"Untied: llama.cpp uses {_HEAD} as the head."
     )
     groups = (TieGroup(Role.WORD_EMBEDDING, _EMBEDDING, (_HEAD,), gated=not tied),)
     biases, tying = (_BIAS,) if (_BIAS in names) else (), Tying.ALWAYS if tied else Tying.CAN
-    named = replace(headless, input_embedding=_EMBEDDING, output_head=_HEAD, output_biases=biases)
-    return replace(named, tying=tying, groups=groups), ConfigView(architecture, (), (), tied, why)
+    named = replace(named, output_biases=biases, tying=tying, groups=groups)
+    return named, ConfigView(architecture, (), (), tied, why)
 
 
 _DIFFERENT = frozenset({State.TRANSPOSED, State.SCALED, State.NEAR, State.DISTINCT})

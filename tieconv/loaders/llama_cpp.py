@@ -70,10 +70,40 @@ def _gguf(inspection: Inspection) -> Loaded:
         sentence = f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}"
         return stopped(_LOADER, unknown(sentence))
     model = evidence.PairModel(_LOADER, inspection, pair, has_bias=True)
-    error = load_error(architecture, pair.head, stored=pair.has_head)
+    error = _pair_error(inspection, pair)
     if error is not None:
         return stopped(_LOADER, Refusal(Cause.NAMES, error))
+    layers = next(evidence.layers_refused(inspection, pair), None)
+    if layers is not None:
+        return stopped(_LOADER, layers)
     return model.untied() if pair.has_head else model.tied(pair.embedding, remark=_SHARES)
+
+
+def _pair_error(inspection: Inspection, pair: evidence.Pair) -> str | None:
+    """Return why libllama does not load a GGUF file with these tables and biases."""
+    architecture, biases = inspection.family.architecture, evidence.stored_bias(inspection)
+    name, treatment = shown(architecture), release_tables.by_type(_RELEASE, "architectures")[architecture].split(", ")
+    if not pair.has_embedding:
+        return f"llama.cpp needs {shown(pair.embedding)} of the architecture {name}"
+    if "needs bias" in treatment and not biases:
+        return f"llama.cpp needs output.bias of the architecture {name}"
+    if biases and not {"bias", "needs bias", "ignores bias"} & {*treatment}:
+        return f"llama.cpp does not use {in_words(biases)} of the architecture {name}, and refuses unused tensors"
+    return load_error(architecture, pair.head, stored=pair.has_head)
+
+
+def with_headline(inspection: Inspection) -> Inspection:
+    """Return the evidence about a GGUF file with a first sentence that fits its architecture."""
+    architecture, pair, why = inspection.family.architecture, evidence.head_pair(inspection), ""
+    if pair is None:
+        return inspection
+    if head_rule(architecture) is not None:
+        error = _pair_error(inspection, pair)
+        why = f"Not loaded: {error}." if error else ""
+    elif not (pair.has_head and pair.has_embedding):
+        why = f"Unknown: tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}."
+    config = inspection.config
+    return replace(inspection, config=replace(config, why=why or config.why, effect=why or config.effect))
 
 
 def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:
