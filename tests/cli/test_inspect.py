@@ -107,6 +107,11 @@ def test_a_diverged_head_is_measured(models: Path) -> None:
     assert member["detail"]["max_abs"] > 0.2
     assert document["ties"][0]["consistent"] is False
     assert document["findings"][0]["level"] == "error"
+    assert member["detail"]["max_ulp"] == 31_744
+    text = ok("inspect", models / "llama-diverged").stdout
+    assert "near: 3 of 192 rows differ, max |difference|" in text and " ulp" not in text, (
+        "across a zero the number says nothing"
+    )
 
 
 def test_header_depth_reads_no_tensor_byte(models: Path) -> None:

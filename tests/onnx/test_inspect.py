@@ -178,6 +178,35 @@ def test_several_graphs(tmp_path: Path) -> None:
     assert rules(found) == ["ONX001", "ONX001"]
 
 
+@pytest.mark.parametrize(
+    ("folders", "more", "several"),
+    [
+        (("a", "b"), (), False),
+        (("a", "b"), ("a/config.json",), False),
+        (("a", "b"), ("a/config.json", "b/genai_config.json"), True),
+        (("unet", "vae"), ("unet/config.json", "vae/config.json", "model_index.json"), False),
+        (("cpu/int4", "cpu/int8"), (), True),
+        (("cpu/int4",), (), False),
+    ],
+)
+def test_several_models_are_refused(
+    tmp_path: Path, folders: tuple[str, ...], more: tuple[str, ...], several: bool
+) -> None:
+    """A directory is one model unless its directories have their own configs, or are below others."""
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        build("transposed", tmp_path / folder / "model.onnx")
+    for name in more:
+        (tmp_path / name).write_text("{}")
+    if not several:
+        assert len(api.inspect(tmp_path).checkpoint.graphs) == len(folders)
+        return
+    assert f"holds 2 ONNX graphs in 2 directories\nhint: give one of them: tieconv inspect {tmp_path / folders[0]}" in (
+        run("inspect", tmp_path).stderr
+    )
+    assert f"{tmp_path / folders[1]}: " in run("check", tmp_path).stdout
+
+
 def test_weights_before_graphs(tmp_path: Path) -> None:
     """Where a checkpoint lies beside a graph the checkpoint is the model; the graph can be named."""
     from safetensors.numpy import save_file

@@ -9,6 +9,8 @@ from tieconv.checkpoint.relation import Absent, Aliased, Canonical, proved
 from tieconv.checkpoint.tie_group import Member
 from tieconv.text import count, shown
 
+_MOST_ULP = 1_000
+"""ulp that the text of a difference states."""
 _RANGES = 4
 """Ranges of rows that a phrase lists; with more ranges it only counts the rows."""
 
@@ -89,7 +91,8 @@ def measured(relation: proved.Relation) -> str:
         case proved.Near(figures=figures) | proved.Different(figures=figures) if figures.sign_of_zero_only:
             return "only the sign of zeros differs"
         case proved.Near(figures=figures):
-            ulp = () if figures.max_ulp is None else (f"max {figures.max_ulp:,} ulp",)
+            # Across a zero it counts to billions, which says nothing.
+            ulp = (f"max {figures.max_ulp:,} ulp",) if (figures.max_ulp or _MOST_ULP) < _MOST_ULP else ()
             return ", ".join(_measures(figures, *ulp))
         case proved.Different(figures=figures, cosine=cosine):
             return ", ".join(_measures(figures, *(() if cosine is None else (f"cosine {cosine:.3g}",))))

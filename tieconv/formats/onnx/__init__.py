@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -10,12 +11,13 @@ from math import prod
 from tieconv.checkpoint.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
 from tieconv.checkpoint.model_files import Caution, Checkpoint, Document, Files, Layout, Listing
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
+from tieconv.errors import UnreadableError
 from tieconv.formats.directory import CONFIG, Format, checkpoint_of, read_config
 from tieconv.formats.onnx.messages import Graph, Model, Tensor, Wire, read_model
 from tieconv.formats.onnx.roles import Role, Roles, find_roles
 from tieconv.formats.onnx.scopes import CALL, Origin, Scope, cautions, is_shaped, origin, scope_of, scopes, uses
 from tieconv.formats.onnx.tensor import TYPES, External, byte_range, needed_bytes, read_tensor
-from tieconv.text import Hint, call, shown
+from tieconv.text import Hint, call, count, shown
 
 # Read an ONNX graph, or a directory of graphs, as a checkpoint, with initializers as tensors.
 
@@ -26,6 +28,7 @@ _PASSING = ("Transpose", "Cast", "Identity")
 
 def _read(listing: Listing, files: Files) -> Checkpoint:
     names = graph_names(listing)
+    _check_one_model(listing, names)
     read = [_read_one(listing, files, name, alone=len(names) == 1) for name in names]
     records = [record for _, tensors, _ in read for record in tensors]
     weights = tuple(_weight_files(names, records, files))
@@ -43,6 +46,20 @@ def graph_names(listing: Listing) -> tuple[str, ...]:
     if listing.named is not None:
         return (listing.named,) if listing.named.lower().endswith(SUFFIX) else ()
     return tuple(name for name in listing.entries if name.lower().endswith(SUFFIX))
+
+
+_CONFIGS = ("config.json", "genai_config.json")
+
+
+def _check_one_model(listing: Listing, names: tuple[str, ...]) -> None:
+    """Refuse several models: directories with their own configs, or below others. A pipeline of diffusers is one."""
+    folders = sorted({os.path.dirname(name) for name in names})
+    configured = [folder for folder in folders if any(f"{folder}/{name}" in listing.entries for name in _CONFIGS)]
+    apart = len(configured) > 1 or any("/" in folder for folder in folders)
+    if len(folders) > 1 and apart and "model_index.json" not in listing.top:
+        problem = f"{shown(listing.source)} holds {count(len(names), 'ONNX graph')} in {len(folders)} directories"
+        hint = Hint("give one of them: ", call("inspect", os.path.join(listing.source, folders[0])))
+        raise UnreadableError(problem, hint, "onnx.several-models")
 
 
 def data_files(root: str, files: Files, name: str) -> set[str]:
