@@ -25,7 +25,6 @@ from tieconv.sources.local import locate, open_files
 
 STEPS = 12
 TOKENS = 10
-Forward = Callable[[Any], torch.Tensor]
 
 
 @dataclass(frozen=True)

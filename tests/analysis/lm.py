@@ -46,23 +46,11 @@ MORE: dict[str, dict[str, Any]] = {
 def config_of(model_type: str, *, tied: bool, **more: Any) -> Any:
     """A tiny config: keys that a class does not know are ignored by it, those given as ``...`` are left out."""
     sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "n_embd": WIDTH,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "n_layer": 2,
-        "num_attention_heads": 4,
-        "n_head": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 256,
-        "n_positions": 256,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "tie_word_embeddings": tied,
-    }
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "n_embd": WIDTH, "intermediate_size": 48,
+        "num_hidden_layers": 2, "n_layer": 2, "num_attention_heads": 4, "n_head": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "max_position_embeddings": 256, "n_positions": 256, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "tie_word_embeddings": tied,
+    }  # fmt: skip
     if model_type in MASKED:
         sizes |= {"dim": WIDTH, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "embedding_size": WIDTH}
         sizes |= {"type_vocab_size": 2, "cls_token_id": 1, "sep_token_id": 2}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import tieconv
 from tests.analysis.constructed import table
 from tests.analysis.lm import VOCABULARY, build, write_text
 from tests.analysis.test_rows import figure
-from tests.cli.stored import edit
+from tests.cli.stored import edit, editing
 from tieconv.analysis.bias_section import explain
 
 
@@ -24,10 +23,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def set_bias(folder: Path, bias: torch.Tensor) -> None:
-    def change(values: dict[str, Any]) -> None:
+    with editing(folder) as values:
         values["lm_head.bias"] = bias.float()
-
-    edit(folder, change)
 
 
 def test_constant_and_zero_are_free(model: Path) -> None:
@@ -52,13 +49,10 @@ def test_a_mask_is_not_stripped(model: Path) -> None:
 @pytest.mark.parametrize("stored", ["not at all", "as codes"])
 def test_a_bias_without_values_is_not_said_to_be_none(model: Path, stored: str) -> None:
     """A class with a bias whose checkpoint has no floats for it: said, instead of *no bias*."""
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(model) as values:
         bias = values.pop("lm_head.bias")
         if stored == "as codes":
             values["lm_head.bias"] = bias.to(torch.int8)
-
-    edit(model, change)
     section = tieconv.analyze(model).section("Bias")
     assert section is not None
     assert ("not stored as floats" if stored == "as codes" else "it is not stored. Loaders") in section.sentence

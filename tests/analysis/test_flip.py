@@ -14,7 +14,7 @@ import tieconv
 from tests.analysis.lm import build, configure
 from tests.checks.fixtures.model import KIMI, LLAMA, flagged, llama, matrix, save
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import edit, tensors
+from tests.cli.stored import edit, editing, tensors
 from tieconv.errors import RefusedError, UnreadableError
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
@@ -235,13 +235,10 @@ def test_a_soft_cap_sees_a_common_vector(tmp_path: Path, kind: str, factor: floa
     """Gemma 2: what the softmax would not see is not called free, and the reason is not a norm that is known."""
     build(tmp_path, "gemma2", tied=False)
     vector = torch.randn(32, generator=torch.manual_seed(0))
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         embed = values["model.embed_tokens.weight"]
         embed[0] = 1
         values[HEAD] = factor * embed + vector
-
-    edit(tmp_path, change)
     analysis = tieconv.analyze(tmp_path)
     relation = analysis.section("Relation")
     assert relation is not None and analysis.relation == kind

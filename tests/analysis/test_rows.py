@@ -20,7 +20,7 @@ from tests.analysis.constructed import table
 from tests.analysis.lm import PADDING, VOCABULARY, build
 from tests.analysis.test_evolution import ROWS, checkpoint, noise
 from tests.cli.run import ok, refused
-from tests.cli.stored import configure, edit
+from tests.cli.stored import configure, edit, editing
 from tests.patience import examples
 from tieconv import SettingsError, analyze
 from tieconv.analysis import rows_section as undertrained
@@ -40,14 +40,11 @@ def figure(analysis: Analysis, title: str, name: str) -> Measure:
 def test_padding_zeros_and_copies_are_counted(tmp_path: Path) -> None:
     """Rows without a token, zero rows with the probability that they take, and equal rows."""
     build(tmp_path, tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["model.embed_tokens.weight"][0] = 1  # the padding token's, which transformers starts at zero
         values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
         values["lm_head.weight"][-PADDING:] = 0
         values["lm_head.weight"][5] = values["lm_head.weight"][9]
-
-    edit(tmp_path, change)
     analysis = tieconv.analyze(tmp_path)
     assert analysis.relation == "k-rows-differ"
     assert figure(analysis, "Rows", "rows without a token").value == PADDING
@@ -88,13 +85,10 @@ def test_a_row_is_zero_where_every_number_is(dtype: str, values: list[tuple[floa
 def test_small_numbers_are_no_rows_of_zeros(tmp_path: Path) -> None:
     """Float64 rows whose squares underflow are told as what they are, and so are rows whose squares overflow."""
     build(tmp_path, tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         head = values["lm_head.weight"].double()
         head[3], head[4], head[5] = 1e-200, -0.0, 1e200
         values["lm_head.weight"] = head
-
-    edit(tmp_path, change)
     analysis = tieconv.analyze(tmp_path)
     assert figure(analysis, "Rows", "rows of zeros in the head").value == 1
     rows = analysis.section("Rows")
@@ -105,12 +99,9 @@ def test_small_numbers_are_no_rows_of_zeros(tmp_path: Path) -> None:
 def test_rows_that_no_token_has_cost_nothing_where_the_head_survives(tmp_path: Path) -> None:
     """Differing padding rows: the head may survive, certified for every input of the tokenizer."""
     build(tmp_path, tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
         values["lm_head.weight"][-3:] += 1
-
-    edit(tmp_path, change)
     analysis = tieconv.analyze(tmp_path)
     assert figure(analysis, "Re-tying", "KL bound, head survives").value == 0
     assert analysis.verdict.startswith("Yes, if the head survives")
@@ -140,12 +131,9 @@ def test_tokens_that_other_files_add_are_tokens(tmp_path: Path, name: str) -> No
     """A row that only an added token has is read by inputs: no certificate may rest on it."""
     build(tmp_path, tied=False)
     row = VOCABULARY - PADDING  # where transformers puts a new token
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
         values["lm_head.weight"][row] += 1
-
-    edit(tmp_path, change)
     assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value == 0
     entry = (
         {"<new>": row} if name == "added_tokens.json" else {"added_tokens_decoder": {str(row): {"content": "<new>"}}}
@@ -162,12 +150,9 @@ LATE = VOCABULARY - 1
 def _undecided(folder: Path, change: Callable[[Path], object]) -> str:
     """Why there is no certificate after a change; the change is what ends it."""
     build(folder, tied=False)
-
-    def edit_last(values: dict[str, Any]) -> None:
+    with editing(folder) as values:
         values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
         values["lm_head.weight"][LATE] += 1
-
-    edit(folder, edit_last)
     assert figure(tieconv.analyze(folder), "Re-tying", "KL bound, head survives").value == 0
     change(folder)
     measure = figure(tieconv.analyze(folder), "Re-tying", "KL bound, head survives")
@@ -227,12 +212,9 @@ def test_where_ids_are_not_known_no_row_is_certified_unread(
 def test_the_certificate_names_the_inputs_that_it_is_not_about(tmp_path: Path) -> None:
     """Ids may be given or generated: the sentence names the rows, in the report and in what retie writes."""
     build(tmp_path / "model", tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path / "model") as values:
         values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
         values["lm_head.weight"][-4:] += 1
-
-    edit(tmp_path / "model", change)
     rows = f"does not cover ids that you pass, generate or add later: {VOCABULARY - 4}-{LATE}"
     assert rows in tieconv.analyze(tmp_path / "model").verdict
     told = ok("retie --from head --max-kl 0", tmp_path / "model").stdout
@@ -309,14 +291,11 @@ def test_rows_are_joined_by_content() -> None:
 def test_rows_that_are_not_finite_are_out_of_the_ordinary(tmp_path: Path, tied: bool) -> None:
     """NaN or infinity in a table that both ends share, or in two equal ones: counted, and said."""
     build(tmp_path, tied=tied)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["model.embed_tokens.weight"][3, 1] = float("nan")
         values["model.embed_tokens.weight"][7, 2] = float("inf")
         if not tied:
             values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
-
-    edit(tmp_path, change)
     analysis = tieconv.analyze(tmp_path)
     section = analysis.section("Rows")
     assert section is not None and "2 rows of the head with NaN or infinity" in section.sentence
@@ -327,12 +306,9 @@ def test_rows_that_are_not_finite_are_out_of_the_ordinary(tmp_path: Path, tied: 
 def test_a_row_that_the_config_feeds_is_read(tmp_path: Path, key: str) -> None:
     """An id that no token has, and that the model reads all the same: the head's survival is not certified."""
     build(tmp_path, tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
         values["lm_head.weight"][-PADDING:] += 1
-
-    edit(tmp_path, change)
     assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value == 0
     configure(tmp_path, **{key: VOCABULARY - 1})
     assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None
@@ -344,13 +320,10 @@ def test_a_row_that_the_config_feeds_is_read(tmp_path: Path, key: str) -> None:
 def test_a_row_that_is_equal_once_rounded_is_no_equal_row(tmp_path: Path, which: str) -> None:
     """Two types, and padding that differs: the rows of all tokens change with the survivor, so nothing is certified."""
     build(tmp_path, tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
         values["lm_head.weight"][-PADDING:] += 1
         values[which] = values[which].bfloat16()
-
-    edit(tmp_path, change)
     analysis = tieconv.analyze(tmp_path)
     relation = analysis.section("Relation")
     assert analysis.relation == "k-rows-differ" and relation is not None

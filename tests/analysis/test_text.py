@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from tests.analysis.lm import PADDING, VOCABULARY, build, configure, loss_change
 from tests.analysis.test_bounds import opened
 from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
-from tests.cli.stored import edit, tensors
+from tests.cli.stored import edit, editing, tensors
 from tests.refusals import failure_of
 from tieconv.analysis.retie_section import load_model, on_text
 from tieconv.analysis.subject import split
@@ -33,12 +32,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drifted(tmp_path: Path) -> Path:
     """An untied model whose head moved a little."""
     build(tmp_path, tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         head = values["model.embed_tokens.weight"]
         values["lm_head.weight"] = head + 0.02 * torch.randn(head.shape, generator=torch.manual_seed(3))
-
-    edit(tmp_path, change)
     return tmp_path
 
 
@@ -261,11 +257,8 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path, text: Path, what: st
 @pytest.mark.parametrize("survivor", ["embed", "head", "mean"])
 def test_what_is_not_a_number_is_within_no_budget(drifted: Path, text: Path, tmp_path: Path, survivor: str) -> None:
     """A NaN in the head: nothing can be measured, and no budget writes it."""
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(drifted) as values:
         values["lm_head.weight"][5, 3] = float("nan")
-
-    edit(drifted, change)
     assert "No: 1 row of the tables holds NaN or infinity." in ok("analyze", drifted).stdout
     out = tmp_path / "out"
     assert "NaN or infinite" in refused(f"retie --from {survivor} --max-kl 1e9 --text {text}", drifted, "-o", out)
@@ -277,11 +270,8 @@ def test_a_survivor_that_breaks_the_model_is_not_measured(
     drifted: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A NaN in an embedding that the text does not read: the model runs, but not where that table is the head too."""
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(drifted) as values:
         values["model.embed_tokens.weight"][-1, 0] = float("nan")
-
-    edit(drifted, change)
     out = tmp_path_factory.mktemp("tied") / "out"
     analysis = tieconv.analyze(drifted, text=text)
     assert figure(analysis, "Re-tying", "KL measured, embed survives").value is None
@@ -304,12 +294,9 @@ def test_a_text_that_repeats_itself_counts_once(drifted: Path, tmp_path: Path) -
 def test_a_masking_bias_is_measured(tmp_path: Path, text: Path) -> None:
     """−∞ in the bias of a row without a token: what stripping it costs is what that row then takes."""
     build(tmp_path, "phi", tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.bias"][:] = 0
         values["lm_head.bias"][-1] = float("-inf")
-
-    edit(tmp_path, change)
     value = figure(tieconv.analyze(tmp_path, text=text), "Bias", "KL measured, bias stripped").value
     found = reference(tmp_path, text)
     taken = []
@@ -322,11 +309,8 @@ def test_a_masking_bias_is_measured(tmp_path: Path, text: Path) -> None:
 def test_a_divergence_is_never_negative(tmp_path: Path, text: Path) -> None:
     """A gauge leaves the probabilities as they are: what rounding leaves of the sum is cut off at 0."""
     build(tmp_path, tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.weight"] = values["model.embed_tokens.weight"] + torch.randn(values["lm_head.weight"].shape[1])
-
-    edit(tmp_path, change)
     head = tensors(tmp_path)["lm_head.weight"].numpy()
     found = on_text(reference(tmp_path, text), np.zeros(VOCABULARY, bool), {"embed": None, "mean": head})
     assert all(0 <= value < 1e-6 for value in found.effects["embed survives"].kl)
@@ -335,12 +319,9 @@ def test_a_divergence_is_never_negative(tmp_path: Path, text: Path) -> None:
 def test_a_proof_comes_before_a_measurement(tmp_path: Path, text: Path) -> None:
     """Rows that no token has: the verdict is yes with a text as without; the zero rows are part of the estimate."""
     build(tmp_path, tied=False)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
         values["lm_head.weight"][-PADDING:] = 0
-
-    edit(tmp_path, change)
     analysis = tieconv.analyze(tmp_path, text=text)
     assert analysis.verdict.startswith("Yes, if the head survives")
     estimate = figure(analysis, "Re-tying", "KL estimate, embed survives").value

@@ -14,7 +14,7 @@ from tests.analysis.lm import PADDING, VOCABULARY, build, configure, loss_change
 from tests.analysis.test_rows import figure
 from tests.analysis.test_text import reference
 from tests.cli.run import ok, refused
-from tests.cli.stored import edit
+from tests.cli.stored import edit, editing
 from tieconv.analysis.subject import split
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.windows import EVERY, Causal, EncoderDecoder, Masked
@@ -61,11 +61,8 @@ def drifted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
     model = build(tmp_path / "m", request.param, tied=True)
     ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
     embed, head = head_of(request.param, tmp_path / "apart")
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path / "apart") as values:
         values[head] = values[embed] + 0.02 * torch.randn(values[embed].shape, generator=torch.manual_seed(3))
-
-    edit(tmp_path / "apart", change)
     return tmp_path / "apart", type(model).from_pretrained(tmp_path / "apart").eval()
 
 
@@ -266,12 +263,9 @@ def test_a_third_table_is_replaced_in_the_measurement_too(text: Path, survivor: 
     """BART with a decoder table of its own beside equal ends: the KL is that of what `retie --force` writes."""
     cls = type(build(tmp_path / "m", "bart", tied=True))
     ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path / "apart") as values:
         table = values["model.decoder.embed_tokens.weight"]
         table += 0.5 * torch.randn(table.shape, generator=torch.manual_seed(3))
-
-    edit(tmp_path / "apart", change)
     ok(f"retie --from {survivor} --force", tmp_path / "apart", "-o", tmp_path / "out")
     before, after = (cls.from_pretrained(tmp_path / name).eval() for name in ("apart", "out"))
     kl = []

@@ -25,7 +25,6 @@ MAX = 100_000_000
 Maker = Callable[[Path], None]
 MAKERS: dict[str, Maker] = {}
 """Each input by its name, which starts with the format or the file that it attacks."""
-_CONFIG_LIMIT = 16_000_000
 
 
 def _input(maker: Maker) -> Maker:

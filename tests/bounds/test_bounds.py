@@ -46,19 +46,9 @@ FURTHER = [
 ]  # fmt: skip
 """What is read, and printed by other commands than `inspect`."""
 OFTEN = {
-    "config-levels-read",
-    "index-read",
-    "peft-targets",
-    "dcp-string",
-    "safetensors-metadata-entries",
-    "onnx-nodes",
-    "gguf-keys",
-    "torch-string",
-    "tokenizer-special-texts",
-    "generation-ids",
-    "baseline-lists",
-    "settings-lists",
-}
+    "config-levels-read", "index-read", "peft-targets", "dcp-string", "safetensors-metadata-entries", "onnx-nodes",
+    "gguf-keys", "torch-string", "tokenizer-special-texts", "generation-ids", "baseline-lists", "settings-lists",
+}  # fmt: skip
 """What every run inspects: one input of each format. The slow tests inspect all."""
 TOKENIZERS = ("tokenizer-", "generation-", "config-ids-")
 """What `analyze` reads beside the weights."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,21 @@ def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
 
 
-def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
-    """Change the tensors of a model of one file."""
+@contextmanager
+def editing(folder: Path) -> Iterator[Tensors]:
+    """The tensors of a model of one file; it holds them as the block leaves them."""
     file = folder / "model.safetensors"
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()
     values = load_file(file)
-    change(values)
+    yield values
     save_file({name: value.contiguous() for name, value in values.items()}, file, metadata)
+
+
+def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
+    """Change the tensors of a model of one file."""
+    with editing(folder) as values:
+        change(values)
 
 
 def configure(folder: Path, **values: Any) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import tieconv
 from tests.analysis.lm import build, write_text
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import edit, logits
+from tests.cli.stored import edit, editing, logits
 from tests.reporters.test_analyze_html import harmless
 from tests.schemas import validate
 from tieconv.install import install_command
@@ -92,24 +92,18 @@ def test_a_folded_norm_can_be_unfolded(tmp_path: Path, model_type: str) -> None:
     build(tmp_path, model_type, tied=False, **more)
     gains = torch.exp(0.4 * torch.randn(32, generator=torch.manual_seed(5)))
     names = {"gpt2": ("transformer.wte.weight",)}.get(model_type, ("model.embed_tokens.weight",))
-
-    def fold(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.weight"] = values[names[0]] * gains
-
-    edit(tmp_path, fold)
     before = logits(tmp_path)
     report = document(tmp_path)
     assert report["relation"] == "diagonal"
     assert report["verdict"].startswith("Yes, to within rounding, after you edit the model.")
     folded = report["sections"][1]["detail"]["fold"]
-
-    def unfold(values: dict[str, Any]) -> None:
+    with editing(tmp_path) as values:
         values["lm_head.weight"] = values[names[0]].clone()
         values[folded["tensor"]] = torch.tensor(folded["values"], dtype=torch.float32)
         if "bias_tensor" in folded:
             values[folded["bias_tensor"]] = torch.tensor(folded["bias_values"], dtype=torch.float32)
-
-    edit(tmp_path, unfold)
     assert float((logits(tmp_path) - before).abs().max()) <= 2e-5 * float(before.abs().max())
     assert document(tmp_path)["relation"] == "bit-equal"
 
@@ -123,11 +117,8 @@ def test_tables_of_different_lengths_are_not_tied(tmp_path: Path) -> None:
         (lambda table: table[:-8] * 2, "scalar"),
         (lambda table: torch.cat([table[:-20], torch.randn(12, 32, generator=rng)]), "k-rows-differ"),
     ):
-
-        def shorten(values: dict[str, Any], change: Any = change) -> None:
+        with editing(tmp_path) as values:
             values["lm_head.weight"] = change(values["model.embed_tokens.weight"])
-
-        edit(tmp_path, shorten)
         report = document(tmp_path)
         assert report["relation"] == relation
         assert "one shape" in report["verdict"]
@@ -136,11 +127,8 @@ def test_tables_of_different_lengths_are_not_tied(tmp_path: Path) -> None:
 def test_nan_and_infinity_are_told(model: Callable[[str], Path]) -> None:
     """Rows that are not finite are counted, nothing is certified, and nothing is warned of."""
     folder = model("llama-diverged")
-
-    def spoil(values: dict[str, Any]) -> None:
+    with editing(folder) as values:
         values["lm_head.weight"][5, 3], values["lm_head.weight"][7, 1] = torch.nan, torch.inf
-
-    edit(folder, spoil)
     result = ok("analyze --json", folder)
     assert result.stderr == ""
     measures = {m["name"]: m for section in json.loads(result.stdout)["sections"] for m in section["measures"]}

@@ -15,7 +15,7 @@ import tieconv
 from fixtures import zoo
 from tests.checks.fixtures.more import inkling
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import config, configure, edit, operations, plan, same, snapshot, tensors
+from tests.cli.stored import config, configure, edit, editing, operations, plan, same, snapshot, tensors
 from tests.reload.judge import differences, load
 from tieconv.checkpoint.finding import Finding
 
@@ -30,8 +30,7 @@ def drop(*names: str):
 def untied_bert(model, **biases: torch.Tensor | None) -> Path:
     """A BERT whose flag is false, with both names of the bias but for what ``outer`` and ``inner`` say."""
     folder = model("bert-mlm")
-
-    def change(stored) -> None:
+    with editing(folder) as stored:
         stored[HEAD] = stored[EMBEDDING].clone()
         stored[INNER] = stored[OUTER].clone()
         for side, name in (("outer", OUTER), ("inner", INNER)):
@@ -40,8 +39,6 @@ def untied_bert(model, **biases: torch.Tensor | None) -> Path:
                 stored.pop(name)
                 if value is not None:
                     stored[name] = value
-
-    edit(folder, change)
     configure(folder, tie_word_embeddings=False)
     return folder
 
@@ -225,12 +222,9 @@ def test_resize_pads_to_the_head(model, tmp_path: Path, untied: bool) -> None:
     """A vocabulary grown without its bias (C20) crashes every loader; padded it loads, zeros for the new tokens."""
     folder = untied_bert(model) if untied else model("bert-mlm")
     old = tensors(folder)[OUTER]
-
-    def grow(stored) -> None:
+    with editing(folder) as stored:
         for name in {EMBEDDING, HEAD} & stored.keys():
             stored[name] = torch.cat([stored[name], torch.ones(8, 32)])
-
-    edit(folder, grow)
     configure(folder, vocab_size=168)
     with pytest.raises(RuntimeError, match="mismatched_sizes"):
         load("BertForMaskedLM", folder)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import config, configure, edit, operations, plan, same, snapshot, tensors
+from tests.cli.stored import config, configure, edit, editing, operations, plan, same, snapshot, tensors
 from tests.reload.judge import differences, load
 from tieconv.checkpoint import weight_file
 from tieconv.loaders.registry import CONSUMERS
@@ -104,12 +104,9 @@ def test_a_near_copy_stays(model) -> None:
 def test_copies_that_hold_a_nan_are_one(model, tmp_path: Path) -> None:
     """Equal is equal in bytes."""
     folder = model("llama-duplicated")
-
-    def poison(stored) -> None:
+    with editing(folder) as stored:
         stored[E][0, 0] = float("nan")
         stored[H] = stored[E].clone()
-
-    edit(folder, poison)
     assert operations(plan("dedup", folder, "-o", tmp_path / "out")) == {H: "DropTensor"}
     assert load("LlamaForCausalLM", tmp_path / "out").shares_head
 
@@ -130,12 +127,9 @@ def test_an_inverted_tie_is_left_to_retie(model) -> None:
     """Without the canonical name the copies are all that transformers 4 has."""
     folder = model("bart")
     matrix = tensors(folder)["model.shared.weight"]
-
-    def invert(stored) -> None:
+    with editing(folder) as stored:
         stored.pop("model.shared.weight")
         stored |= {H: matrix.clone(), "model.encoder.embed_tokens.weight": matrix.clone()}
-
-    edit(folder, invert)
     document = plan("dedup", folder)
     assert operations(document) == {}
     assert "tieconv retie" in document["notes"][0]

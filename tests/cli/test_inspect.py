@@ -20,6 +20,7 @@ from fixtures.hostile import entry, file_of
 from tests.checks.fixtures import builder
 from tests.checks.fixtures.model import Config, flagged, matrix, save
 from tests.cli.run import ok, run
+from tests.cli.stored import configure
 from tests.patience import HANGS
 from tests.schemas import validate
 from tieconv.cli import COMMANDS, main
@@ -62,9 +63,8 @@ def test_a_mistyped_embedding(models: Path, command: str) -> None:
     model = models / "llama-tied"
     result = run(f"{command} --embed model.embed_token.weight", model)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.endswith(
-        "stores no tensor model.embed_token.weight\nhint: did you mean model.embed_tokens.weight?\n"
-    )
+    hint = "hint: did you mean model.embed_tokens.weight?\n"
+    assert result.stderr.endswith(f"stores no tensor model.embed_token.weight\n{hint}")
     ok("inspect --embed model.embed_tokens.weight --head lm_head.weight", model)
     ok(f"{command} --embed transformer.wte.weight", models / "gpt2-unprefixed")
 
@@ -87,10 +87,8 @@ def test_an_equal_copy_costs_bytes(models: Path) -> None:
     """A stored copy is proved identical, counted once in the unique bytes, and has a next command."""
     document = json.loads(ok("inspect --json", models / "llama-duplicated").stdout)
     tie = document["ties"][0]
-    assert {member["name"]: member["state"] for member in tie["members"]} == {
-        "model.embed_tokens.weight": "canonical",
-        "lm_head.weight": "identical",
-    }
+    states = {member["name"]: member["state"] for member in tie["members"]}
+    assert states == {"model.embed_tokens.weight": "canonical", "lm_head.weight": "identical"}
     model = document["model"]
     assert model["bytes_stored"] - model["bytes_unique"] == tie["bytes_wasted"] == 192 * 32 * 2
     assert [finding["rule"] for finding in document["findings"]] == ["TIE002"]
@@ -207,10 +205,8 @@ def test_the_hub_is_pointed_at() -> None:
     bare = run("inspect org/name")
     assert bare.exit_code == 2 and "hf://org/name" in bare.stderr.splitlines()[1]
     hub = run("inspect hf://org/name@main")
-    assert (
-        hub.exit_code == 2
-        and hub.stderr.splitlines()[1] == "hint: unset HF_HUB_OFFLINE, or fetch it first: hf download org/name"
-    )
+    hint = "hint: unset HF_HUB_OFFLINE, or fetch it first: hf download org/name"
+    assert hub.exit_code == 2 and hub.stderr.splitlines()[1] == hint
 
 
 @pytest.mark.parametrize("name", ["llama-diverged", "llama-duplicated", "gpt2-unprefixed"])
@@ -226,10 +222,9 @@ def test_no_word_is_cut_on_a_narrow_terminal(name: str, models: Path) -> None:
 def test_a_missing_head_is_told_as_what_it_is(tmp_path: Path, model) -> None:
     """A class that has none has none; of an unknown one only the name is not known."""
     folder = model("bert-mlm")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSequenceClassification"]}))
+    configure(folder, architectures=["BertForSequenceClassification"])
     assert re.search(r"output head +none: this architecture has none\n", ok("inspect", folder).stdout)
-    (folder / "config.json").write_text(json.dumps({"model_type": "mine", "architectures": ["MineForCausalLM"]}))
+    configure(folder, model_type="mine", architectures=["MineForCausalLM"])
     assert "this architecture has none" not in ok("inspect", folder).stdout
 
 
@@ -240,9 +235,8 @@ def test_a_flag_that_is_no_boolean_decides_nothing(value: str, shown: str, model
     config = model / "config.json"
     config.write_text(config.read_text().replace('"tie_word_embeddings": false', f'"tie_word_embeddings": {value}'))
     first = ok("inspect", model).stdout.splitlines()[0]
-    assert first == (
-        f"Unknown: tie_word_embeddings is {shown}, which is not a boolean, and loaders disagree about its meaning."
-    )
+    reason = f"tie_word_embeddings is {shown}, which is not a boolean, and loaders disagree about its meaning."
+    assert first == f"Unknown: {reason}"
 
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -255,12 +249,8 @@ def first_lines(folder: Path) -> list[str]:
 
 
 def test_nothing_is_wrong() -> None:
-    assert first_lines(MODELS / "llama-tied") == [
-        "Tied: tie_word_embeddings is true.",
-        "No findings.",
-        "Nothing to repair.",
-        "",
-    ]
+    lines = "Tied: tie_word_embeddings is true.", "No findings.", "Nothing to repair.", ""
+    assert first_lines(MODELS / "llama-tied") == [*lines]
 
 
 def test_a_copy_names_the_command(tmp_path: Path) -> None:
@@ -348,21 +338,13 @@ def test_the_base_model_of_an_adapter_is_the_one_that_was_read(tmp_path: Path) -
         assert lines[0] == f"The base model is {verdict}." and row[2:] == [str(MODELS / name), verdict]
 
 
-SHARED, ENCODER, DECODER = (
-    "model.shared.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-)
-PROJECTION = "model.decoder.output_projection.weight"
+SHARED, ENCODER = "model.shared.weight", "model.encoder.embed_tokens.weight"
+DECODER, PROJECTION = "model.decoder.embed_tokens.weight", "model.decoder.output_projection.weight"
 MARIAN: Config = {"architectures": ["MarianMTModel"], "model_type": "marian", "vocab_size": 8, "d_model": 4}
 FSMT: Config = {
-    "architectures": ["FSMTForConditionalGeneration"],
-    "model_type": "fsmt",
-    "src_vocab_size": 8,
-    "tgt_vocab_size": 8,
-    "d_model": 4,
-    "tie_word_embeddings": False,
-}
+    "architectures": ["FSMTForConditionalGeneration"], "model_type": "fsmt", "src_vocab_size": 8,
+    "tgt_vocab_size": 8, "d_model": 4, "tie_word_embeddings": False,
+}  # fmt: skip
 BIAS = np.zeros((1, 8), "<f4")
 
 

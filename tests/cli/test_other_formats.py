@@ -18,7 +18,7 @@ import tieconv
 from tests.checks.fixtures import FIXTURES
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save, weights
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import edit, operations, plan, snapshot
+from tests.cli.stored import edit, operations, plan, same, snapshot, tensors
 from tests.patience import examples
 from tests.reload.judge import differences, load
 from tieconv.text import shown
@@ -27,27 +27,19 @@ OPTION = "--drop-other-formats"
 SINGLE = "pytorch_model.bin"
 INDEX = "pytorch_model.bin.index.json"
 VERBS = [
-    "untie",
-    "retie",
-    "bias zero",
-    "bias strip",
-    "set-tie true",
-    "set-tie auto",
-    "dedup",
-    "convert --to safetensors",
-]
+    "untie", "retie", "bias zero", "bias strip", "set-tie true", "set-tie auto", "dedup", "convert --to safetensors",
+]  # fmt: skip
 
 
 def beside(folder: Path, *, sharded: bool = False) -> set[str]:
     """The same tensors as torch files in ``folder``, as many Hub repositories hold them; returns their names."""
-    tensors = {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+    stored = tensors(folder)
     if not sharded:
-        torch.save(tensors, folder / SINGLE)
+        torch.save(stored, folder / SINGLE)
         return {SINGLE}
-    names = sorted(tensors)
-    homes = {name: f"pytorch_model-0000{1 + (index % 2)}-of-00002.bin" for index, name in enumerate(names)}
+    homes = {name: f"pytorch_model-0000{1 + (index % 2)}-of-00002.bin" for index, name in enumerate(sorted(stored))}
     for shard in set(homes.values()):
-        torch.save({name: tensors[name] for name in names if homes[name] == shard}, folder / shard)
+        torch.save({name: value for name, value in stored.items() if homes[name] == shard}, folder / shard)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": homes}))
     return {INDEX, *homes.values()}
 
@@ -115,10 +107,7 @@ def test_converted_to_the_other_format(model, tmp_path: Path) -> None:
     document = plan(f"convert --to torch {OPTION} --in-place", folder)
     assert [entry["name"] for entry in document["operations"] if entry["op"] == "DropFile"] == [SINGLE]
     assert not (folder / "model.safetensors").exists()
-    converted = torch.load(folder / SINGLE, weights_only=True)
-    assert converted.keys() == safetensors.keys() and all(
-        torch.equal(converted[name], safetensors[name]) for name in safetensors
-    )
+    assert same(torch.load(folder / SINGLE, weights_only=True), safetensors)
 
 
 def test_nothing_to_drop_is_no_error(model, tmp_path: Path) -> None:
@@ -250,17 +239,14 @@ def test_only_the_shards_that_lack_it(model, tmp_path: Path) -> None:
     assert {finding.remedy.command for finding in tieconv.inspect(folder).findings} == {command}
     ok("reindex --add-format", folder, "-o", tmp_path / "out")
     before_files, after_files = snapshot(folder), snapshot(tmp_path / "out")
-    assert only_the_format_differs(before, after_files.pop(first)) and only_the_format_differs(
-        plain, after_files.pop(third)
-    )
+    assert only_the_format_differs(before, after_files.pop(first))
+    assert only_the_format_differs(plain, after_files.pop(third))
     assert {name: data for name, data in before_files.items() if name not in (first, third)} == after_files
     (folder / INDEX_NAME).unlink()
     document = plan("reindex --add-format", folder, "-o", tmp_path / "both")
     assert document["summary"].endswith("; format pt added to 2 files")
-    assert (
-        json.loads((tmp_path / "both" / INDEX_NAME).read_text())["weight_map"]
-        == json.loads(before_files[INDEX_NAME])["weight_map"]
-    )
+    written = snapshot(tmp_path / "both")
+    assert json.loads(written[INDEX_NAME])["weight_map"] == json.loads(before_files[INDEX_NAME])["weight_map"]
 
 
 def test_a_lone_file_and_in_place(model, tmp_path: Path) -> None:
@@ -274,16 +260,11 @@ def test_a_lone_file_and_in_place(model, tmp_path: Path) -> None:
     assert "nothing to change" in plan("reindex --add-format --in-place", folder)["summary"]
 
 
-@given(
-    metadata=st.none()
-    | st.dictionaries(
-        st.just("format") | st.text(max_size=6),
-        st.sampled_from(("pt", "tf", "flax", "mlx", "np", "")) | st.text(max_size=9),
-        max_size=3,
-    ),
-    rows=st.integers(0, 9),
-    columns=st.integers(0, 3),
-)
+KEYS, KINDS = st.just("format") | st.text(max_size=6), st.sampled_from(("pt", "tf", "flax", "mlx", "np", ""))
+METADATA = st.none() | st.dictionaries(KEYS, KINDS | st.text(max_size=9), max_size=3)
+
+
+@given(metadata=METADATA, rows=st.integers(0, 9), columns=st.integers(0, 3))
 @settings(deadline=None, max_examples=examples(60))
 def test_any_metadata(metadata: dict[str, str] | None, rows: int, columns: int) -> None:
     """Whatever is noted there and whatever the tensors are: bytes, order and notes stay; a format that is known too."""

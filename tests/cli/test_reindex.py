@@ -28,7 +28,8 @@ SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 TORCH_INDEX = "pytorch_model.bin.index.json"
 TORCH_SHARDS = [f"pytorch_model-0000{number}-of-00003.bin" for number in (1, 2, 3)]
 ORIGINAL = (ROOT / "fixtures" / "models" / "llama-tied-sharded" / INDEX).read_text()
-NAMES = sorted(json.loads(ORIGINAL)["weight_map"])
+ENTRIES = json.loads(ORIGINAL)["weight_map"]
+NAMES = sorted(ENTRIES)
 
 
 @pytest.fixture
@@ -67,8 +68,7 @@ def test_what_the_index_left_out_is_told(folder: Path, tmp_path: Path, name: str
 
 def test_an_entry_that_names_no_shard(folder: Path) -> None:
     """Beside a shard that the index does not list: an entry that is no text lists nothing, and breaks nothing."""
-    entries = json.loads(ORIGINAL)["weight_map"]
-    unlisted = {name: None for name, shard in entries.items() if shard == SHARDS[1]}
+    unlisted = {name: None for name, shard in ENTRIES.items() if shard == SHARDS[1]}
     index(folder, **unlisted, odd=[SHARDS[0]])
     plan = ok("reindex", folder).stdout
     assert f"{len(unlisted)} entries added" in plan and "transformers 4 and 5 load" in plan
@@ -97,19 +97,14 @@ def test_without_a_readable_index(folder: Path, models: Path, tmp_path: Path, co
 
 
 names = st.sampled_from(NAMES)
-damage = st.fixed_dictionaries(
-    {
-        "drop": st.sets(names),
-        "move": st.dictionaries(
-            names, st.sampled_from([*SHARDS, "model-00009-of-00003.safetensors", "gone.safetensors"])
-        ),
-        "add": st.dictionaries(st.text(min_size=1, max_size=8), st.sampled_from(SHARDS), max_size=3),
-        "total": st.one_of(
-            st.none(), st.integers(), st.integers(10**20, 10**700), st.floats(), st.text(max_size=3), st.just("\ud800")
-        ),
-        "strip_shard": st.sampled_from([None, *SHARDS]),
-    }
-)
+large, texts = st.integers(10**20, 10**700), st.text(max_size=3) | st.just("\ud800")
+damage = st.fixed_dictionaries({
+    "drop": st.sets(names),
+    "move": st.dictionaries(names, st.sampled_from([*SHARDS, SHARDS[0].replace("1-of", "9-of"), "gone.safetensors"])),
+    "add": st.dictionaries(st.text(min_size=1, max_size=8), st.sampled_from(SHARDS), max_size=3),
+    "total": st.one_of(st.none(), st.integers(), large, st.floats(), texts),
+    "strip_shard": st.sampled_from([None, *SHARDS]),
+})  # fmt: skip
 
 
 @given(damage)
@@ -117,9 +112,7 @@ damage = st.fixed_dictionaries(
 def test_any_damaged_index_becomes_the_first_one(harm: dict[str, Any]) -> None:
     """Entries dropped, moved, invented, totals wrong: the text of the first index, byte for byte."""
     value = json.loads(ORIGINAL)
-    entries = (
-        value["weight_map"] | harm["move"] | {name: shard for name, shard in harm["add"].items() if name not in NAMES}
-    )
+    entries = ENTRIES | harm["move"] | {name: shard for name, shard in harm["add"].items() if name not in NAMES}
     absent = harm["drop"] | {name for name, shard in entries.items() if shard == harm["strip_shard"]}
     # A file in which nothing is left has no order of its own to keep.
     value["weight_map"] = dict(sorted((name, shard) for name, shard in entries.items() if name not in absent))
@@ -152,7 +145,7 @@ def test_the_order_of_an_index_is_kept(folder: Path) -> None:
 def test_tensors_in_two_shards(folder: Path, tmp_path: Path) -> None:
     """Equal copies are indexed where the index has them; copies that differ are nobody's to choose."""
     name = NAMES[1]
-    home = json.loads(ORIGINAL)["weight_map"][name]
+    home = ENTRIES[name]
     second_shard = next(shard for shard in SHARDS if shard != home)
     value, target = load_file(folder / home)[name], folder / second_shard
     stored = load_file(target) | {name: value}
@@ -179,7 +172,7 @@ def test_strays_come_along_or_are_left_out(folder: Path, tmp_path: Path) -> None
     assert document["files_removed"] == ["consolidated.safetensors"]
     assert not (tmp_path / "pruned" / "consolidated.safetensors").exists()
     assert (tmp_path / "pruned" / "original" / "w.safetensors").exists()
-    index(folder, **{NAMES[0]: json.loads(ORIGINAL)["weight_map"][NAMES[0]]})
+    index(folder, **{NAMES[0]: ENTRIES[NAMES[0]]})
     assert snapshot(folder) == before
 
 
@@ -207,11 +200,9 @@ def test_a_missing_shard_is_refused(form: str, shard: str, index: str, request: 
 def test_an_emptied_shard_is_not_missed(folder: Path) -> None:
     """A re-tie that emptied a shard left a gap in the numbers, which the index does not name."""
     (folder / SHARDS[1]).unlink()
-    left = {name: shard for name, shard in json.loads(ORIGINAL)["weight_map"].items() if shard != SHARDS[1]}
-    value = json.loads(ORIGINAL)
-    (folder / INDEX).write_text(json.dumps(value | {"weight_map": left}))
+    index(folder, **{name: None for name, shard in ENTRIES.items() if shard == SHARDS[1]})
     ok("reindex --in-place", folder)
-    assert json.loads((folder / INDEX).read_text())["weight_map"] == left
+    assert index(folder)["weight_map"] == {name: shard for name, shard in ENTRIES.items() if shard != SHARDS[1]}
 
 
 def test_shards_of_two_models(folder: Path) -> None:
@@ -222,35 +213,32 @@ def test_shards_of_two_models(folder: Path) -> None:
     assert "shards of more than one model" in refused("reindex", folder)
 
 
+STALE = {name: shard.replace("of-00003", "of-00009") for name, shard in ENTRIES.items()}
+
+
 def test_a_stale_index_is_named(folder: Path) -> None:
     """A later save left whole shards under other names: every command names the index and offers reindex."""
-    value = json.loads(ORIGINAL)
-    stale = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
-    (folder / INDEX).write_text(json.dumps(value | {"weight_map": stale}))
+    index(folder, **STALE)
     for verb in ("inspect", "check", "untie"):
         result = run(verb, folder)
         assert result.exit_code == 2, verb
         assert f"{INDEX} is stale" in result.output and "tieconv reindex" in result.output, (verb, result.output)
     ok("reindex --in-place", folder)
-    assert json.loads((folder / INDEX).read_text())["weight_map"] == value["weight_map"]
+    assert index(folder)["weight_map"] == ENTRIES
 
 
 def test_a_stale_index_beside_a_shard_of_its_own(folder: Path) -> None:
     """The complete set wins over an older one with a gap, if it stores each tensor of the older shards."""
-    value = json.loads(ORIGINAL)
-    stale = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
-    (folder / INDEX).write_text(json.dumps(value | {"weight_map": stale}))
+    index(folder, **STALE)
     (folder / SHARDS[0].replace("of-00003", "of-00009")).write_bytes((folder / SHARDS[0]).read_bytes())
     assert "is stale" in refused("inspect", folder)
     ok("reindex --in-place", folder)
-    assert json.loads((folder / INDEX).read_text())["weight_map"] == value["weight_map"]
+    assert index(folder)["weight_map"] == ENTRIES
 
 
 def test_an_older_set_with_a_tensor_of_its_own(folder: Path) -> None:
     """No set is chosen if the other one stores a tensor that would be lost."""
-    value = json.loads(ORIGINAL)
-    stale = {name: shard.replace("of-00003", "of-00009") for name, shard in value["weight_map"].items()}
-    (folder / INDEX).write_text(json.dumps(value | {"weight_map": stale | {"extra": SHARDS[0].replace("3.", "9.")}}))
+    index(folder, **STALE, extra=SHARDS[0].replace("3.", "9."))
     data = (folder / SHARDS[0]).read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -294,7 +282,7 @@ def test_one_file_needs_no_index(model) -> None:
 def test_what_a_strict_reader_refuses_is_carried_over(folder: Path, tmp_path: Path) -> None:
     """A repeated key, or a total that is no number: all else that the index says stays, digit for digit."""
     metadata = f'"total_parameters": {10**21 + 7}, "scale": 1.10, "huge": -0, "by": {{"tool": ["x", 1E5]}}'
-    entries = json.dumps(json.loads(ORIGINAL)["weight_map"])
+    entries = json.dumps(ENTRIES)
     text = f'{{"kind": 2.50, "metadata": {{{metadata}, "total_size": NaN}}, "weight_map": {entries}, "kind": 2.5000}}'
     (folder / INDEX).write_text(text)
     document = plan("reindex", folder, "-o", tmp_path / "out")
@@ -302,7 +290,7 @@ def test_what_a_strict_reader_refuses_is_carried_over(folder: Path, tmp_path: Pa
     for fragment in (f'"total_parameters": {10**21 + 7},', '"scale": 1.10,', '"huge": -0,', "1E5", '"kind": 2.5000'):
         assert fragment in written
     rebuilt = json.loads(written)
-    assert rebuilt["weight_map"] == json.loads(ORIGINAL)["weight_map"]
+    assert rebuilt["weight_map"] == ENTRIES
     assert rebuilt["metadata"]["total_size"] == json.loads(ORIGINAL)["metadata"]["total_size"]
     assert len(document["notes"]) == 1 and "reindex keeps all entries besides the map" in document["notes"][0]
     assert tieconv.inspect(tmp_path / "out").checkpoint.cautions == ()
@@ -320,17 +308,12 @@ def test_what_no_strict_reader_takes_is_named(folder: Path, value: str) -> None:
     assert any("reindex drops" in note and "metadata.odd" in note for note in notes)
 
 
-def test_other_commands_point_here(folder: Path) -> None:
-    """Where the index cannot be read, the hint of every other command is the one that rebuilds it."""
+def test_an_index_that_is_no_json(folder: Path) -> None:
+    """The hint of every other command rebuilds it; `reindex` says that its metadata is not carried over."""
     (folder / INDEX).write_text(ORIGINAL[:-30])
     result = run("inspect", folder)
     assert result.exit_code == 2
     assert result.stderr.splitlines()[1] == f"hint: rebuild the index from the shards: tieconv reindex {folder}"
-
-
-def test_an_unreadable_index_is_said_to_be_lost(folder: Path) -> None:
-    """Text that is no JSON: one line says that its metadata is not carried over."""
-    (folder / INDEX).write_text(ORIGINAL[:-30])
     (note,) = plan("reindex", folder)["notes"]
     assert "its metadata is lost" in note
 
@@ -348,17 +331,11 @@ def test_a_malformed_shard_is_unreadable(folder: Path) -> None:
 def torch_folder(model) -> Path:
     """The sharded fixture as older transformers saved it."""
     path = model("llama-tied-sharded")
-    index = json.loads((path / "model.safetensors.index.json").read_text())
-    for number, shard in enumerate(TORCH_SHARDS, 1):
-        source = path / f"model-0000{number}-of-00003.safetensors"
-        torch.save(load_file(source), path / shard)
-        source.unlink()
-    (path / "model.safetensors.index.json").unlink()
-    index["weight_map"] = {
-        name: shard.replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
-        for name, shard in index["weight_map"].items()
-    }
-    (path / TORCH_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    for source, shard in zip(SHARDS, TORCH_SHARDS, strict=True):
+        torch.save(load_file(path / source), path / shard)
+        (path / source).unlink()
+    (path / INDEX).unlink()
+    (path / TORCH_INDEX).write_text(ORIGINAL.replace("model-", "pytorch_model-").replace(".safetensors", ".bin"))
     return path
 
 
@@ -386,9 +363,8 @@ def test_from_the_shards_alone(torch_folder: Path, tmp_path: Path, content: str 
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
     loaded = load("LlamaForCausalLM", tmp_path / "out")
     assert differences(judged, loaded, shares_head=True) == [] and not loaded.missing
-    assert json.loads((tmp_path / "out" / TORCH_INDEX).read_text())["metadata"] == {
-        "total_size": first["metadata"]["total_size"]
-    }
+    metadata = json.loads((tmp_path / "out" / TORCH_INDEX).read_text())["metadata"]
+    assert metadata == {"total_size": first["metadata"]["total_size"]}
     ok("reindex --in-place", torch_folder)
     assert snapshot(torch_folder) == snapshot(tmp_path / "out")
     assert tieconv.inspect(torch_folder).checkpoint.cautions == ()
@@ -450,39 +426,23 @@ MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 SHARDED = "llama-tied-sharded"
 
 
-def ddp(name: str) -> str:
-    return f"module.{name}"
-
-
-def compiled(name: str) -> str:
-    return f"_orig_mod.{name}"
-
-
-def both(name: str) -> str:
-    return f"module._orig_mod.{name}"
-
-
-def fsdp(name: str) -> str:
-    """FSDP wraps the model and each layer; activation checkpointing wraps the layers once more."""
-    inner = name.replace("layers.0.", "layers.0._fsdp_wrapped_module._checkpoint_wrapped_module.")
-    return f"_fsdp_wrapped_module.{inner}"
-
-
-def peft(name: str) -> str:
-    return f"base_model.model.{name}"
-
-
 WRAPPERS = {
-    ddp: "DistributedDataParallel",
-    compiled: "torch.compile",
-    both: "DistributedDataParallel and torch.compile",
-    fsdp: "FullyShardedDataParallel and activation checkpointing",
-    peft: "PEFT",
+    "module.": "DistributedDataParallel",
+    "_orig_mod.": "torch.compile",
+    "module._orig_mod.": "DistributedDataParallel and torch.compile",
+    "_fsdp_wrapped_module.": "FullyShardedDataParallel and activation checkpointing",
+    "base_model.model.": "PEFT",
 }
 
 
-def wrapped(source: Path, folder: Path, rename) -> Path:
+def wrapped(source: Path, folder: Path, prefix: str) -> Path:
     """A copy of a fixture whose tensors, and whose index, have other names."""
+    # FSDP wraps the model and each layer; activation checkpointing wraps the layers once more.
+    inside = f"layers.0.{prefix}_checkpoint_wrapped_module." if "fsdp" in prefix else "layers.0."
+
+    def rename(name: str) -> str:
+        return prefix + name.replace("layers.0.", inside)
+
     shutil.copytree(source, folder)
     for file in folder.glob("*.safetensors"):
         save_file({rename(name): value for name, value in load_file(file).items()}, file, {"format": "pt"})
@@ -494,13 +454,13 @@ def wrapped(source: Path, folder: Path, rename) -> Path:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("rename", WRAPPERS, ids=lambda entry: entry.__name__)
+@pytest.mark.parametrize("prefix", WRAPPERS)
 @pytest.mark.parametrize("name", ["llama-tied", "llama-duplicated", SHARDED])
-def test_the_prefix_goes_and_the_model_loads(tmp_path: Path, name: str, rename) -> None:
+def test_the_prefix_goes_and_the_model_loads(tmp_path: Path, name: str, prefix: str) -> None:
     """Weights and index get the names that transformers loads, and no byte of a tensor changes."""
-    model = wrapped(MODELS / name, tmp_path / "model", rename)
+    model = wrapped(MODELS / name, tmp_path / "model", prefix)
     (finding,) = [entry for entry in tieconv.inspect(model).findings if entry.rule == "TIE006"]
-    assert f"{WRAPPERS[rename]} left " in finding.message
+    assert f"{WRAPPERS[prefix]} left " in finding.message
     assert finding.remedy is not None and finding.remedy.safe
     assert "reindex" in finding.remedy.command and "--strip-prefix" in finding.remedy.command
     out = tmp_path / "out"
@@ -515,7 +475,7 @@ def test_the_prefix_goes_and_the_model_loads(tmp_path: Path, name: str, rename) 
 
 def test_ties_are_seen_through_the_prefix(tmp_path: Path) -> None:
     """The pair is compared byte for byte under the names that the file has."""
-    model = wrapped(MODELS / "llama-duplicated", tmp_path / "model", ddp)
+    model = wrapped(MODELS / "llama-duplicated", tmp_path / "model", "module.")
     evidence = tieconv.inspect(model)
     assert evidence.ties == ()
     (tie,) = evidence.wrapped_ties
@@ -528,7 +488,7 @@ def test_ties_are_seen_through_the_prefix(tmp_path: Path) -> None:
 
 def test_fix_strips_the_prefix_and_what_is_wrong_behind_it(tmp_path: Path) -> None:
     """`check --fix` renames, then drops the copy that the names had hidden."""
-    model = wrapped(MODELS / "llama-duplicated", tmp_path / "model", both)
+    model = wrapped(MODELS / "llama-duplicated", tmp_path / "model", "module._orig_mod.")
     out = tmp_path / "out"
     result = run("check --fix", model, "-o", out)
     assert result.exit_code in (0, 1), result.output
@@ -542,7 +502,7 @@ def test_a_torch_file_too(tmp_path: Path) -> None:
     shutil.copytree(MODELS / "llama-tied", model)
     tensors = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
-    torch.save({ddp(name): value for name, value in tensors.items()}, model / "pytorch_model.bin")
+    torch.save({f"module.{name}": value for name, value in tensors.items()}, model / "pytorch_model.bin")
     out = tmp_path / "out"
     ok("reindex --strip-prefix", model, "-o", out)
     after = torch.load(out / "pytorch_model.bin", map_location="cpu", weights_only=True)

@@ -19,6 +19,7 @@ from tests.cli.stored import (
     config,
     configure,
     edit,
+    editing,
     logits,
     operations,
     plan,
@@ -35,14 +36,11 @@ SHIFT, HEAD = "transformer.ln_f.bias", "lm_head.weight"
 def made(folder: Path, model_type: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """A tied model, all of one type; its tensors."""
     build(folder, model_type, tied=True)
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(folder) as values:
         for name, value in values.items():
             values[name] = value.to(dtype)
         if model_type == "gpt2":
             values[SHIFT] = torch.tensor([0.0, 0.5, -2.0, 1.0]).repeat(8).to(dtype)
-
-    edit(folder, change)
     configure(folder, dtype=str(dtype).removeprefix("torch."))
     return tensors(folder)
 
@@ -51,15 +49,12 @@ def fold(folder: Path, out: Path, model_type: str) -> None:
     """As rotation and quantisation tools leave it: the norm's scale multiplied into an untied head, the norm at one."""
     ok("untie", folder, "-o", out)
     norm, embed = NORMS[model_type], EMBEDS.get(model_type, "model.embed_tokens.weight")
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(out) as values:
         gains = values[norm].float() + (1 if model_type == "gemma2" else 0)
         values[HEAD] = (values[embed].float() * gains).to(values[embed].dtype)
         values[norm] = torch.zeros_like(values[norm]) if model_type == "gemma2" else torch.ones_like(values[norm])
         if SHIFT in values:  # β' = β / γ, where the quotient is exact
             values[SHIFT] = torch.zeros_like(values[SHIFT])
-
-    edit(out, change)
 
 
 def test_the_refusal_offers_the_fold_or_the_measurement(tmp_path: Path) -> None:
@@ -119,12 +114,9 @@ def test_a_factor_of_four_changes_no_logit(tmp_path: Path, model_type: str) -> N
     """A power of two is exact everywhere: the logits are the same bits, and the note says that the function is."""
     build(tmp_path / "m", model_type, tied=False)
     embed, norm = EMBEDS.get(model_type, "model.embed_tokens.weight"), NORMS[model_type]
-
-    def change(values: dict[str, Any]) -> None:
+    with editing(tmp_path / "m") as values:
         values[HEAD] = values[embed] * 4
         values[norm] = values[norm].bfloat16().float()  # 4·(1 + weight) − 1 has room
-
-    edit(tmp_path / "m", change)
     result = ok("retie --fold-norm", tmp_path / "m", "-o", tmp_path / "out")
     assert "the logits stay the same" in result.stderr
     assert torch.equal(logits(tmp_path / "m"), logits(tmp_path / "out"))

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,14 +31,9 @@ def on_terminal(*words: str | Path, env: dict[str, str] | None = None) -> tuple[
     """Everything that the command writes to a terminal, and its exit code."""
     leader, follower = pty.openpty()
     keep = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE")}
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, words)],
-        stdin=subprocess.DEVNULL,
-        stdout=follower,
-        stderr=follower,
-        env=keep | {"TERM": "xterm-256color", "COLUMNS": "100"} | (env or {}),
-        close_fds=True,
-    )
+    environment = keep | {"TERM": "xterm-256color", "COLUMNS": "100"} | (env or {})
+    command, null = [*COMMAND, *map(str, words)], subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=null, stdout=follower, stderr=follower, env=environment)
     os.close(follower)
     data = b""
     while True:
@@ -64,11 +60,8 @@ def test_a_write_prints_its_plan_on_stderr_first(tmp_path: Path, line: str) -> N
 
 def test_the_plan_is_on_the_screen_before_a_byte_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails has shown what it was about to do."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device", "x")
-
-    monkeypatch.setattr("tieconv.planned.PlannedWrite.execute", fail)
+    full = Mock(side_effect=OSError(28, "No space left on device", "x"))
+    monkeypatch.setattr("tieconv.planned.PlannedWrite.execute", full)
     result = run("retie", MODELS / "llama-duplicated", "-o", tmp_path / "out")
     assert result.exit_code == 2
     assert result.stderr.index("drop") < result.stderr.index("error: ")
@@ -280,10 +273,8 @@ def test_words_of_other_programs_do_what_is_meant() -> None:
     assert ok("help").stdout == ok("--help").stdout
     assert ok("help retie").stdout == ok("retie --help").stdout
     assert ok("version").stdout == ok("--version").stdout
-    assert [line.split()[0] for line in ok("rules TIE001 BIA").stdout.splitlines()] == [
-        "TIE001",
-        *(rule.code for rule in RULES if rule.code.startswith("BIA")),
-    ]
+    codes = ["TIE001", *(rule.code for rule in RULES if rule.code.startswith("BIA"))]
+    assert [line.split()[0] for line in ok("rules TIE001 BIA").stdout.splitlines()] == codes
     model = MODELS / "llama-tied"
     assert ok("check --json", model).stdout == ok("check --format json", model).stdout
     both = run("check --json --format text", model)
@@ -300,11 +291,8 @@ def test_a_config_is_answered_with_its_directory() -> None:
 
 def complete(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
     """What fish is offered for the last of ``words``."""
-    env = os.environ | {
-        "_TIECONV_COMPLETE": "fish_complete",
-        "COMP_WORDS": "tieconv " + " ".join(words),
-        "COMP_CWORD": words[-1],
-    }
+    line = {"COMP_WORDS": f"tieconv {' '.join(words)}", "COMP_CWORD": words[-1]}
+    env = os.environ | line | {"_TIECONV_COMPLETE": "fish_complete"}
     code = "import sys; sys.argv[0] = 'tieconv'; from tieconv.cli import main; main(prog_name='tieconv')"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     return done.stdout.splitlines()

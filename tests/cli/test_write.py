@@ -376,9 +376,7 @@ def test_keep_flag_is_tied_to_every_loader(model, tmp_path: Path, name: str, kin
 def test_copies_are_spelled_as_the_file_is(model, tmp_path: Path) -> None:
     """A file without the base model's prefix gets none: transformers 4 would miss every other tensor."""
     folder = model("bart")
-    edit(
-        folder, lambda stored: [stored.update({name.removeprefix("model."): stored.pop(name)}) for name in list(stored)]
-    )
+    edit(folder, lambda stored: [stored.update({name.removeprefix("model."): stored.pop(name)}) for name in [*stored]])
     meant = load("BartForConditionalGeneration", folder)
     ok("untie", folder, "-o", tmp_path / "out")
     added = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", H}

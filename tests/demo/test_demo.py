@@ -12,6 +12,7 @@ from math import cos, pi
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -205,11 +206,7 @@ def test_existing_directory_is_left_alone(tmp_path: Path) -> None:
 
 def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle: neither OUT nor a temporary directory."""
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tieconv.demo.train._loss", stop)
+    monkeypatch.setattr("tieconv.demo.train._loss", Mock(side_effect=KeyboardInterrupt))
     assert run("demo --steps 1 -o", tmp_path / "toy").exit_code == 130
     assert list(tmp_path.iterdir()) == []
 

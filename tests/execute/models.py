@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from tieconv.checkpoint.model_files import Checkpoint, Document, FileState, Layout
 from tieconv.checkpoint.weight_file import TensorRecord, WeightFile
@@ -121,16 +122,8 @@ def checkpoint(source: Path, **changes: Any) -> Checkpoint:
         text = (root / "config.json").read_text()
         config = Document("config.json", text, json.loads(text))
     layout = Layout.FILE if source.is_file() else (Layout.SHARDED if len(files) > 1 else Layout.SINGLE)
-    values: dict[str, Any] = {
-        "source": str(source),
-        "root": str(root),
-        "layout": layout,
-        "format": "safetensors",
-        "files": files,
-        "config": config,
-        "special": (),
-    }
-    return Checkpoint(**values | changes)
+    values = {"source": str(source), "root": str(root), "layout": layout, "files": files, "config": config}
+    return Checkpoint(**values | {"format": "safetensors", "special": ()} | changes)
 
 
 def plan_of(
@@ -222,6 +215,11 @@ def digest(root: Path) -> dict[str, str]:
 def _digest(path: Path) -> str:
     data = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
     return hashlib.sha256(data).hexdigest()
+
+
+def failing(number: int) -> Mock:
+    """A function that fails as the operating system does."""
+    return Mock(side_effect=OSError(number, os.strerror(number)))
 
 
 def strays(directory: Path) -> list[str]:

@@ -100,25 +100,14 @@ def test_what_cannot_be_kept(listed: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (listed / "config.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system that does not show extended attributes: said once, in the plan's JSON and in the text."""
-
-    def unreadable(*_: Any) -> list[str]:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(os, "listxattr", unreadable)
-    notes = execute(models.set_config(model), Target(model, in_place=True), reinspect=models.inspect)
-    assert notes == ("tieconv could not keep all extended attributes of config.json: all",)
-
-
-def test_a_file_system_without_them(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are none, nothing is said."""
-
-    def unsupported(*_: Any) -> list[str]:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    monkeypatch.setattr(os, "listxattr", unsupported)
-    assert execute(models.set_config(model), Target(model, in_place=True), reinspect=models.inspect) == ()
+@pytest.mark.parametrize(
+    ("number", "notes"),
+    [(errno.EACCES, ("tieconv could not keep all extended attributes of config.json: all",)), (errno.EOPNOTSUPP, ())],
+)
+def test_what_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatch, number: int, notes: tuple[str, ...]) -> None:
+    """A system that does not show extended attributes: said once. Where there are none, nothing is said."""
+    monkeypatch.setattr(os, "listxattr", models.failing(number))
+    assert execute(models.set_config(model), Target(model, in_place=True), reinspect=models.inspect) == notes
 
 
 @pytest.mark.parametrize("verb", ["retie", "check --fix"])

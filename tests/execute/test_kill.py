@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.run import ok
+from tests.cli.stored import configure
 
 from . import models, power
 from .kills import HOWS, ROOT, Case, Stage, Zygote, calls_of, kill_at_random, kill_before, traced
@@ -45,8 +46,7 @@ def wrong_index(root: Path) -> None:
 
 def wrong_flag(root: Path) -> None:
     duplicated(root)
-    value = json.loads((root / "config.json").read_text())
-    (root / "config.json").write_text(json.dumps({**value, "tie_word_embeddings": False}))
+    configure(root, tie_word_embeddings=False)
 
 
 VERBS = {

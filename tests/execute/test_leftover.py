@@ -41,35 +41,35 @@ def marker_alone(path: Path, content: bytes) -> None:
     (path / "owner").write_bytes(content)
 
 
-def linked_marker(path: Path, model: Path) -> None:
-    path.mkdir(0o700)
-    os.link(model / "model.safetensors", path / "owner")
-
-
-def linked_valid_marker(path: Path, model: Path) -> None:
+def linked_valid_marker(owner: Path, model: Path) -> None:
     (model / "notes.txt").write_bytes(DEAD.encode())
-    path.mkdir(0o700)
-    os.link(model / "notes.txt", path / "owner")
+    os.link(model / "notes.txt", owner)
 
 
-def symlinked_marker(path: Path, model: Path) -> None:
-    path.mkdir(0o700)
-    (path / "owner").symlink_to(model / "model.safetensors")
-
-
-def fifo_marker(path: Path, _model: Path) -> None:
-    path.mkdir(0o700)
-    os.mkfifo(path / "owner")
-
-
-def directory_marker(path: Path, _model: Path) -> None:
-    path.mkdir(0o700)
-    (path / "owner").mkdir()
+LINK, IRREGULAR = "owner is a hard link", "owner is not a regular file"
+MARKERS: dict[str, tuple[Make, str]] = {
+    "linked_marker": (lambda owner, model: os.link(model / "model.safetensors", owner), LINK),
+    "linked_valid_marker": (linked_valid_marker, LINK),
+    "symlinked_marker": (lambda owner, model: owner.symlink_to(model / "model.safetensors"), IRREGULAR),
+    "fifo_marker": (lambda owner, _: os.mkfifo(owner), IRREGULAR),
+    "directory_marker": (lambda owner, _: owner.mkdir(), IRREGULAR),
+}
+"""What stands for the marker of a staging directory that holds nothing else."""
 
 
 def symlink(path: Path, _model: Path) -> None:
     marked(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
+
+
+def with_marker(put: Make) -> Make:
+    """Plant a directory with such a marker."""
+
+    def plant(path: Path, model: Path) -> None:
+        path.mkdir(0o700)
+        put(path / "owner", model)
+
+    return plant
 
 
 def living(path: Path) -> None:
@@ -150,19 +150,13 @@ def whole_state(root: Path) -> dict[str, tuple[object, ...]]:
     for path in sorted(root.rglob("*")):
         status = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        found[str(path)] = (
-            *(status.st_ino, status.st_mode, status.st_uid, status.st_nlink, status.st_mtime_ns, status.st_ctime_ns),
-            content,
-        )
+        times = status.st_mtime_ns, status.st_ctime_ns
+        found[str(path)] = (status.st_ino, status.st_mode, status.st_uid, status.st_nlink, *times, content)
     return found
 
 
 DOUBTFUL = [
-    (linked_marker, "owner is a hard link"),
-    (linked_valid_marker, "owner is a hard link"),
-    (symlinked_marker, "owner is not a regular file"),
-    (fifo_marker, "owner is not a regular file"),
-    (directory_marker, "owner is not a regular file"),
+    *(pytest.param(with_marker(put), why, id=name) for name, (put, why) in MARKERS.items()),
     (symlink, "it is a symlink"),
     (new_is_a_symlink, "it holds new"),
     (new_is_a_hard_link, "it holds new"),
@@ -357,11 +351,7 @@ def test_a_name_taken_back_in_time(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["flock", "fsync", "pwrite"])
 def test_a_marker_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """A file system without locks, a full disk: nothing is left."""
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl if call == "flock" else os, call, fail)
+    monkeypatch.setattr(fcntl if call == "flock" else os, call, models.failing(errno.ENOLCK))
     with pytest.raises(OSError, match="No locks"):
         Staging(tmp_path / "out")
     assert os.listdir(tmp_path) == []

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import failure_of
 from tieconv.checkpoint.write_plan import LinkFile, OutputText, OutputWeights, Plan
 from tieconv.errors import DestinationError, RefusedError, StalePlanError, TieconvError, WriteFailedError
 from tieconv.execute import Target, check_target, execute, file_layout, publish, tree, verify
@@ -27,17 +28,12 @@ def refused(plan: Plan, target: Target, kind: type[TieconvError], code: str) -> 
     """Both the dry check and the execution refuse, and the tree is untouched."""
     around = Path(plan.checkpoint.root).parent
     before = models.digest(around)
-    acts: list[Callable[[], None]] = [
-        lambda: check_target(plan, target),
-        lambda: execute(plan, target, reinspect=models.inspect),
-    ]
-    for act in acts:
-        with pytest.raises(kind) as caught:
-            act()
-        assert caught.value.code == code, caught.value.message
+    for call, options in ((check_target, {}), (execute, {"reinspect": models.inspect})):
+        error = failure_of(call, kind, plan, target, **options)
+        assert error.code == code, error.message
     assert models.digest(around) == before
     assert models.strays(around) == []
-    return caught.value
+    return error
 
 
 def _directory(path: Path, name: str = "") -> Path:
@@ -52,33 +48,27 @@ def _link(path: Path, to: Path) -> Path:
     return path
 
 
+def over(path: Path) -> Target:
+    return Target(path, overwrite=True)
+
+
 OUT: dict[str, tuple[Callable[[Path, Path], Target], str, str]] = {
     # OUT of a model in a directory, the code of the refusal, and a word of the hint
     "exists": (lambda _, top: Target(_directory(top / "out")), "out.exists", "--overwrite"),
-    "no model": (lambda _, top: Target(_directory(top / "out", "notes.txt"), overwrite=True), "out.not-a-model", ""),
-    "a backup": (
-        lambda _, top: Target(_directory(top / "out", "m.safetensors.bak"), overwrite=True),
-        "out.not-a-model",
-        "",
-    ),
+    "no model": (lambda _, top: over(_directory(top / "out", "notes.txt")), "out.not-a-model", ""),
+    "a backup": (lambda _, top: over(_directory(top / "out", "m.safetensors.bak")), "out.not-a-model", ""),
     "a git repository": (
-        lambda _, top: Target(_directory(models.single(top / "out") / ".git", "HEAD").parent, overwrite=True),
-        "out.not-a-model",
-        "",
+        lambda _, top: over(_directory(models.single(top / "out") / ".git", "HEAD").parent), "out.not-a-model", ""
     ),
-    "the source": (lambda model, _: Target(model, overwrite=True), "out.is-source", ""),
-    "the source by dots": (lambda model, _: Target(model / "original" / "..", overwrite=True), "out.is-source", ""),
-    "the source by a link": (
-        lambda model, top: Target(_link(top / "link", model), overwrite=True),
-        "out.is-source",
-        "",
-    ),
+    "the source": (lambda model, _: over(model), "out.is-source", ""),
+    "the source by dots": (lambda model, _: over(model / "original" / ".."), "out.is-source", ""),
+    "the source by a link": (lambda model, top: over(_link(top / "link", model)), "out.is-source", ""),
     "inside": (lambda model, _: Target(model / "out"), "out.inside-source", ""),
     "inside by a link": (lambda model, top: Target(_link(top / "link", model) / "out"), "out.inside-source", ""),
-    "around": (lambda _, top: Target(top, overwrite=True), "out.around-source", ""),
-    "a dangling link": (lambda _, top: Target(_link(top / "link", top / "nowhere"), overwrite=True), "out.link", ""),
+    "around": (lambda _, top: over(top), "out.around-source", ""),
+    "a dangling link": (lambda _, top: over(_link(top / "link", top / "nowhere")), "out.link", ""),
     "without a parent": (lambda _, top: Target(top / "a" / "b"), "out.no-parent", "mkdir"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", OUT)
@@ -234,14 +224,11 @@ def test_shared_blobs_of_the_hub_cache(model: Path, tmp_path: Path) -> None:
     source.symlink_to(shared / "twin.safetensors")
     execute(models.retie(shared / "twin.safetensors"), Target(shared / "o.safetensors"), reinspect=models.inspect)
     (tmp_path / "hub" / "models--o--n").mkdir()
+    plan, twin = models.retie(shared / "twin.safetensors"), Target(shared / "twin.safetensors", in_place=True)
     with pytest.raises(DestinationError, match="is in the Hub cache"):
-        execute(models.retie(shared / "twin.safetensors"), Target(shared / "p.safetensors"), reinspect=models.inspect)
+        execute(plan, Target(shared / "p.safetensors"), reinspect=models.inspect)
     with pytest.raises(RefusedError, match="Hub cache"):
-        execute(
-            models.retie(shared / "twin.safetensors"),
-            Target(shared / "twin.safetensors", in_place=True),
-            reinspect=models.inspect,
-        )
+        execute(plan, twin, reinspect=models.inspect)
     assert sorted(os.listdir(shared)) == ["o.safetensors", "twin.safetensors"]
 
 
@@ -300,17 +287,13 @@ def test_any_call_fails(
     out = tmp_path / "out"
     if option.get("overwrite"):
         models.single(out, rows=16)
-
-    def fail(*_arguments: Any, **_more: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
     where: Any = {"exchange": publish, "sync_directory": tree}.get(call, os)
     if call == "exchange" and not option:
         where, call = publish, "_renameat2"
     plan = models.retie(model)
     before = models.digest(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(where, call, fail)
+        patch.setattr(where, call, models.failing(number))
         with pytest.raises(TieconvError) as caught:
             execute(plan, Target(out, **option), reinspect=models.inspect)
     assert os.strerror(number).lower() in caught.value.message
@@ -320,23 +303,15 @@ def test_any_call_fails(
 
 def test_what_was_written_cannot_be_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An I/O error in the middle of the proof is a failed write like any other."""
-
-    def fail(*_arguments: Any) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(verify, "read_full", fail)
+    monkeypatch.setattr(verify, "read_full", models.failing(errno.EIO))
     fails(models.retie(model), Target(tmp_path / "out"), "input/output error")
 
 
 def test_old_out_that_cannot_be_listed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does an error of the checks themselves reach the user as it is."""
     (tmp_path / "out").mkdir()
-
-    def fail(*_arguments: Any) -> Any:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
     plan = models.retie(model)
-    monkeypatch.setattr(os, "listdir", fail)
+    monkeypatch.setattr(os, "listdir", models.failing(errno.EACCES))
     with pytest.raises(WriteFailedError, match="permission denied"):
         checks.check_target(plan, Target(tmp_path / "out", overwrite=True))
 
@@ -369,16 +344,8 @@ def test_name_that_does_not_become_durable(
     if not exchange:
         if option.get("in_place") or lone:
             return  # refused, or not to be undone: the old file is gone, the new one whole
-
-        def cannot(*_paths: Path) -> None:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-        monkeypatch.setattr(publish, "exchange", cannot)
-
-    def fail(_path: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(publish, "sync_directory", fail)
+        monkeypatch.setattr(publish, "exchange", models.failing(errno.EINVAL))
+    monkeypatch.setattr(publish, "sync_directory", models.failing(errno.EIO))
     source = model / "model.safetensors" if lone else model
     fails(models.retie(source), Target(out, **option), "input/output error")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import stat
@@ -40,10 +41,7 @@ def test_new_directory(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert models.digest(model) == before
     assert models.files_under(out) == models.files_under(model)
-    tensors, written = (
-        models.tensor_bytes(model / "model.safetensors"),
-        models.tensor_bytes(out / "model.safetensors"),
-    )
+    tensors, written = (models.tensor_bytes(folder / "model.safetensors") for folder in (model, out))
     assert written == {name: data for name, data in tensors.items() if name != models.HEAD}
     assert models.digest(out)["original/params.json"] == before["original/params.json"]
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
@@ -60,12 +58,10 @@ def test_deterministic(model: Path, tmp_path: Path) -> None:
 def test_the_library_reads_it(model: Path, tmp_path: Path) -> None:
     """safetensors loads the output."""
     plan = models.with_bias(model)
-    layers = plan.weights[0].tensors[2]
+    first, _, layers, *_ = plan.weights[0].tensors
     as_bits = dataclasses.replace(layers, name="extra", dtype="U16")
-    plan = dataclasses.replace(
-        plan, weights=(dataclasses.replace(plan.weights[0], tensors=(plan.weights[0].tensors[0], as_bits)),)
-    )
-    execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    weights = dataclasses.replace(plan.weights[0], tensors=(first, as_bits))
+    execute(dataclasses.replace(plan, weights=(weights,)), Target(tmp_path / "out"), reinspect=models.inspect)
     loaded = load_file(tmp_path / "out" / "model.safetensors")
     assert not loaded["lm_head.bias"].any()
     assert loaded["extra"].tobytes() == models.tensor_bytes(model / "model.safetensors")[layers.name]
@@ -252,7 +248,7 @@ def test_in_place_through_a_link(model: Path, tmp_path: Path) -> None:
 
 def test_in_place_without_exchange(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where directories cannot be exchanged, in place is refused before anything is written."""
-    monkeypatch.setattr(publish, "exchange", _cannot)
+    monkeypatch.setattr(publish, "exchange", models.failing(errno.EINVAL))
     before = models.digest(model)
     with pytest.raises(RefusedError) as caught:
         execute(models.retie(model), Target(model, in_place=True), reinspect=models.inspect)
@@ -261,17 +257,13 @@ def test_in_place_without_exchange(model: Path, monkeypatch: pytest.MonkeyPatch)
     assert models.strays(model.parent) == []
 
 
-def _cannot(*_paths: Path) -> None:
-    raise OSError(22, "Invalid argument")
-
-
 @pytest.mark.parametrize("exchange", [True, False])
 def test_overwrite(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     """The old OUT goes as a whole; nothing of it is mixed into the new one."""
     out = models.sharded(tmp_path / "out")
     os.chmod(out, 0o2750)
     if not exchange:
-        monkeypatch.setattr(publish, "exchange", _cannot)
+        monkeypatch.setattr(publish, "exchange", models.failing(errno.EINVAL))
     execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
     assert models.files_under(out) == models.files_under(model)
     assert mode(out) == 0o2750
@@ -282,7 +274,7 @@ def test_overwrite_fails_in_the_last_step(model: Path, tmp_path: Path, monkeypat
     """If the new model cannot take its name, the old one gets it back."""
     out = models.sharded(tmp_path / "out")
     before = models.digest(out)
-    monkeypatch.setattr(publish, "exchange", _cannot)
+    monkeypatch.setattr(publish, "exchange", models.failing(errno.EINVAL))
     rename = os.rename
 
     def fail_second(old: Path, new: Path, **at: int) -> None:
@@ -372,12 +364,8 @@ def test_scaling_that_would_round(tmp_path: Path) -> None:
 def test_progress(model: Path, tmp_path: Path) -> None:
     """Progress rises and ends at the total."""
     calls: list[tuple[int, int]] = []
-    execute(
-        models.retie(model),
-        Target(tmp_path / "out"),
-        reinspect=models.inspect,
-        progress=lambda done, total: calls.append((done, total)),
-    )
+    more: Any = {"reinspect": models.inspect, "progress": lambda done, total: calls.append((done, total))}
+    execute(models.retie(model), Target(tmp_path / "out"), **more)
     assert calls == sorted(calls)
     assert calls[-1][0] == calls[-1][1] > 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,6 @@ from tieconv.formats import read_checkpoint
 from tieconv.formats.onnx.messages import MAX_FIELDS
 from tieconv.formats.onnx.tensor import TYPES, SpeltReader
 from tieconv.sources.local import locate, open_files
-
-Saved = Callable[..., Path]
 
 
 def read(path: Path) -> Checkpoint:

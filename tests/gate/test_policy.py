@@ -112,21 +112,10 @@ def test_rewriting_keeps_what_nobody_looked_at() -> None:
 def test_a_waiver_tells_why() -> None:
     """An ignored rule, then an ignore of the model with its reason; what is not selected is not in the report."""
     ignores = (ModelIgnore("models/a", ("TIE002",), "kept for vLLM"),)
-    judge = policy(
-        settings=Settings("/repo/tieconv.toml", per_model=ignores), selection=Selection(("TIE",), ("TIE001",))
-    )
-    model = judge.judge(
-        CheckedModel(
-            "a",
-            (
-                checked_finding("TIE001"),
-                checked_finding("TIE002"),
-                checked_finding("TIE003"),
-                checked_finding("STO001"),
-            ),
-        ),
-        A,
-    )
+    settings = Settings("/repo/tieconv.toml", per_model=ignores)
+    judge = policy(settings=settings, selection=Selection(("TIE",), ("TIE001",)))
+    findings = tuple(map(checked_finding, ("TIE001", "TIE002", "TIE003", "STO001")))
+    model = judge.judge(CheckedModel("a", findings), A)
     assert waivers(model) == ["ignore", "model", None]
     assert [entry.waiver.reason for entry in model.findings[:2]] == ["TIE001 is ignored", "kept for vLLM"]
     assert waivers(judge.judge(CheckedModel("b", (checked_finding("TIE002"),)), B)) == [None]
@@ -174,15 +163,10 @@ reason = "kept for vLLM 0.4"
 def test_every_key() -> None:
     """All settings, as they are meant."""
     assert parse_settings(FULL, "/repo/tieconv.toml") == Settings(
-        path="/repo/tieconv.toml",
-        select=("TIE", "STO001"),
-        ignore=("TIE004",),
-        fail_on=Level.ERROR,
-        consumers="vllm",
-        depth=Depth.HEADER,
-        baseline="debt.json",
+        path="/repo/tieconv.toml", select=("TIE", "STO001"), ignore=("TIE004",), fail_on=Level.ERROR, consumers="vllm",
+        depth=Depth.HEADER, baseline="debt.json",
         per_model=(ModelIgnore("models/*", ("TIE002",), "kept for vLLM 0.4"),),
-    )
+    )  # fmt: skip
     listed = parse_settings('for = ["vllm", "mlx-lm>=0.32"]', "/repo/tieconv.toml")
     assert listed is not None and listed.consumers == "vllm,mlx-lm>=0.32"
 
@@ -193,6 +177,9 @@ def test_the_section_of_a_pyproject() -> None:
     assert parse_settings(text, "/r/pyproject.toml") == Settings(path="/r/pyproject.toml", fail_on=Level.NOTE)
     assert parse_settings("[tool.ruff]\n", "/r/pyproject.toml") is None
     assert parse_settings("tool = 3\n", "/r/pyproject.toml") is None
+
+
+LISTS_OF_NONE = "[]", '["vllm", " "]', "[1]"
 
 
 @pytest.mark.parametrize(
@@ -207,10 +194,7 @@ def test_the_section_of_a_pyproject() -> None:
         ("fail-on = 1", "fail-on must be a string", ""),
         ('depth = "deep"', "depth must be one of header, candidates, full", ""),
         ("for = 1", "for must be a string", ""),
-        *(
-            (f"for = {value}", "for must be a string or a list of strings", "")
-            for value in ("[]", '["vllm", " "]', "[1]")
-        ),
+        *((f"for = {value}", "for must be a string or a list of strings", "") for value in LISTS_OF_NONE),
         ('baseline = ""', "baseline must be a string that is not empty", ""),
         ("per-model = 3", "per-model must be tables", ""),
         ('[[per-model]]\nignore = ["TIE"]\nreason = "r"', "per-model[1].model is missing", ""),

@@ -71,65 +71,20 @@ def test_a_release_passes_unless_it_is_named_here(name: str, depth: str, shipped
 
 
 TIED = [
-    "llama_3_2_1b",
-    "qwen_3_4b",
-    "qwen_2_5_vl_3b",
-    "qwen_3_vl_2b",
-    "qwen_3_embedding_0_6b",
-    "gemma_2_2b",
-    "gemma_3_4b",
-    "phi_4_mini",
-    "mamba_130m",
-    "roberta_base",
-    "modernbert_base",
-    "t5_small",
-    "nllb_200_600m",
-    "whisper_tiny",
-    "gpt2",
-    "opt_350m",
-    "opt_6_7b",
-    "bloom_560m",
-    "command_r",
-    "granite_4_h",
-    "lfm2_350m",
-    "paligemma_3b",
-    "qwen_2_5_0_5b_awq",
-    "llama_3_2_1b_bnb_4bit",
-]
+    "llama_3_2_1b", "qwen_3_4b", "qwen_2_5_vl_3b", "qwen_3_vl_2b", "qwen_3_embedding_0_6b", "gemma_2_2b",
+    "gemma_3_4b", "phi_4_mini", "mamba_130m", "roberta_base", "modernbert_base", "t5_small", "nllb_200_600m",
+    "whisper_tiny", "gpt2", "opt_350m", "opt_6_7b", "bloom_560m", "command_r", "granite_4_h", "lfm2_350m",
+    "paligemma_3b", "qwen_2_5_0_5b_awq", "llama_3_2_1b_bnb_4bit",
+]  # fmt: skip
 UNTIED = [
-    "llama_3_8b",
-    "llama_4_scout",
-    "qwen_3_30b_a3b",
-    "qwen_3_vl_8b",
-    "mixtral_8x7b",
-    "deepseek_v3",
-    "kimi_k2",
-    "glm_4_5_air",
-    "gpt_oss_20b",
-    "llama_gptq",
-    "llama_awq",
-    "llama_nvfp4",
-    "falcon_mamba_7b",
-    "rwkv_4_169m",
-    "flan_t5_base",
-    "mt5_small",
-    "pythia_160m",
-    "smolvlm_500m",
-    "llava_1_5_7b",
-    "mistral_small_3_1",
-]
+    "llama_3_8b", "llama_4_scout", "qwen_3_30b_a3b", "qwen_3_vl_8b", "mixtral_8x7b", "deepseek_v3", "kimi_k2",
+    "glm_4_5_air", "gpt_oss_20b", "llama_gptq", "llama_awq", "llama_nvfp4", "falcon_mamba_7b", "rwkv_4_169m",
+    "flan_t5_base", "mt5_small", "pythia_160m", "smolvlm_500m", "llava_1_5_7b", "mistral_small_3_1",
+]  # fmt: skip
 HEADLESS = [
-    "all_minilm_l6",
-    "bge_m3",
-    "embedding_gemma",
-    "skywork_reward_8b",
-    "qwen_2_5_math_rm",
-    "bart_base",
-    "lora_adapter",
-    "eagle_llama3_8b",
-    "eagle3_llama3_8b",
-    "medusa_vicuna_7b",
-]
+    "all_minilm_l6", "bge_m3", "embedding_gemma", "skywork_reward_8b", "qwen_2_5_math_rm", "bart_base",
+    "lora_adapter", "eagle_llama3_8b", "eagle3_llama3_8b", "medusa_vicuna_7b",
+]  # fmt: skip
 
 
 @pytest.mark.sampled(16)

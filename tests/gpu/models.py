@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -30,40 +31,27 @@ SMALL = ("llama", "bert")
 """What a rehearsal measures."""
 
 
+def _config(rows: int, width: int, layers: int, inside: int, heads: tuple[int, int], **more: Any) -> tr.LlamaConfig:
+    """A tied Llama; ``heads`` of the queries and of keys and values."""
+    return tr.LlamaConfig(
+        vocab_size=rows, hidden_size=width, intermediate_size=inside, num_hidden_layers=layers,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], tie_word_embeddings=True,
+        **{"max_position_embeddings": 4096, "initializer_range": 0.02} | more,
+    )  # fmt: skip
+
+
 def large_config(*, small: bool) -> tr.LlamaConfig:
     """V = 131072 and H = 2048: a matrix of 1 GiB in float32; 1.7 GiB in all. ``small`` for a rehearsal."""
     rows, width, layers = (8192, 64, 2) if small else (131_072, 2048, 4)
-    return tr.LlamaConfig(
-        vocab_size=rows,
-        hidden_size=width,
-        intermediate_size=width * 11 // 4,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 16 if small else 16,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=0.02,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    heads = (width // 16 if small else 16), 4
+    return _config(rows, width, layers, width * 11 // 4, heads, bos_token_id=1, eos_token_id=2)
 
 
 def seven_config(*, small: bool) -> tr.LlamaConfig:
     """V = 128256 and H = 4096, 32 layers: 7.5 billion weights, 15 GB in bf16. ``small`` for a rehearsal."""
     rows, width, layers = (4096, 64, 2) if small else (128_256, 4096, 32)
-    return tr.LlamaConfig(
-        vocab_size=rows,
-        hidden_size=width,
-        intermediate_size=width * 7 // 2,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 16 if small else 32,
-        num_key_value_heads=4 if small else 8,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=0.02,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    heads = (width // 16, 4) if small else (32, 8)
+    return _config(rows, width, layers, width * 7 // 2, heads, bos_token_id=1, eos_token_id=2)
 
 
 def seven(*, small: bool) -> tr.LlamaForCausalLM:
@@ -77,19 +65,8 @@ def seven(*, small: bool) -> tr.LlamaForCausalLM:
 
 def wide() -> tr.LlamaForCausalLM:
     """Two wide layers and few tokens."""
-    return tr.LlamaForCausalLM(
-        tr.LlamaConfig(
-            vocab_size=1024,
-            hidden_size=1024,
-            intermediate_size=4096,
-            num_hidden_layers=2,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            initializer_range=0.05,
-        )
-    )
+    more = {"max_position_embeddings": 512, "initializer_range": 0.05}
+    return tr.LlamaForCausalLM(_config(1024, 1024, 2, 4096, (16, 4), **more))
 
 
 def matrix_bytes(precision: str, *, small: bool) -> int:

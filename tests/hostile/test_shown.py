@@ -19,17 +19,9 @@ from tieconv.text import shell_word, shown
 
 # Default_Ignorable_Code_Point of Unicode, beside what is Cc, Cf, Cs, Zl or Zp anyway.
 IGNORABLE = [
-    0x34F,
-    0x115F,
-    0x1160,
-    0x17B4,
-    0x17B5,
-    *range(0x180B, 0x1810),
-    0x3164,
-    *range(0xFE00, 0xFE10),
-    0xFFA0,
+    0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164, *range(0xFE00, 0xFE10), 0xFFA0,
     *range(0xE0100, 0xE01F0),
-]
+]  # fmt: skip
 FORBIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 anything = st.text(st.characters(), max_size=300)  # surrogates included: file names hold them
 nasty = st.text(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests import children
 from tests.hub.stub import Hub, start
 from tests.patience import HANGS
 from tests.quick_python import Server
@@ -18,13 +21,8 @@ from tests.quick_python import Server
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_good"
 SLOW = {
-    "HF_DEBUG",
-    "HF_HUB_CACHE",
-    "HF_HUB_DISABLE_XET",
-    "HF_HUB_DOWNLOAD_TIMEOUT",
-    "HF_HUB_ETAG_TIMEOUT",
-    "PYTHONPATH",
-}
+    "HF_DEBUG", "HF_HUB_CACHE", "HF_HUB_DISABLE_XET", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT", "PYTHONPATH",
+}  # fmt: skip
 """What a library reads while it is imported, beyond what a quick process reads again: such a command starts anew."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -45,6 +43,29 @@ def refused(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
     for secret in (TOKEN, "secret words", "signed-secret"):
         assert secret not in result.stderr
     return lines[0], lines[1]
+
+
+def interrupt(
+    words: Sequence[str], hub: Hub, environment: dict[str, str], folder: Path, *, stalled: int = 1, group: bool = False
+) -> None:
+    """^C a command, or its group, once so many requests wait for a silent server: it ends at once and says so."""
+    process = children.start(
+        [sys.executable, "-P", "-m", "tieconv", *words],
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    children.wait_until(lambda: sum(1_000_000 - fault.times for fault in hub.faults.values()) >= stalled, process)
+    time.sleep(0.2)
+    if group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=HANGS)
+    assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
 
 
 @pytest.fixture

@@ -6,19 +6,16 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import children
-from tests.children import answer, sound, wait_until
-from tests.hub.conftest import TOKEN, Run, refused
+from tests.children import answer, sound
+from tests.hub.conftest import TOKEN, Run, interrupt, refused
 from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
 from tests.patience import HANGS
@@ -355,19 +352,7 @@ def test_interrupt(
     hub.add("org/s", sharded(tmp_path / "s", shards=3))
     for name in (NOTES, "model-00002-of-00003.safetensors"):
         hub.faults[name] = Fault("stall", value="60")
-    process = children.start(
-        [sys.executable, "-P", "-m", "tieconv", *words],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_until(lambda: any(fault.times < 1_000_000 for fault in hub.faults.values()), process)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=HANGS)
-    assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
+    interrupt(words, hub, environment, tmp_path)
     assert not list(tmp_path.glob("*out*"))
     hub.faults.clear()
     assert tieconv(*words).returncode == 0

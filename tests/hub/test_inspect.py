@@ -215,10 +215,8 @@ def test_torch_file(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     embedding = torch.randn(ROWS, WIDTH)
     other = torch.randn(64 * 1024, 16)
-    torch.save(
-        {"model.embed_tokens.weight": embedding, "model.x": other, "lm_head.weight": embedding.clone()},
-        tmp_path / "m" / "pytorch_model.bin",
-    )
+    stored = {EMBEDDING: embedding, "model.x": other, HEAD: embedding.clone()}
+    torch.save(stored, tmp_path / "m" / "pytorch_model.bin")
     config = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": true}'
     (tmp_path / "m" / "config.json").write_text(config)
     hub.add("org/m", tmp_path / "m")
@@ -255,9 +253,8 @@ def peak(depth: str, environment: dict[str, str]) -> tuple[str, int]:
         f"main(['inspect', 'hf://org/m', '--depth', '{depth}', '--json'], standalone_mode=False)\n"
         "print([line for line in open('/proc/self/status') if 'VmHWM' in line][0].split()[1], file=sys.stderr)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=HANGS
-    )
+    words = [sys.executable, "-c", program]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANGS)
     return result.stdout, int(result.stderr.split()[-1])
 
 
@@ -269,10 +266,7 @@ def test_cost_of_a_proof(state: str, hub: Hub, environment: dict[str, str], tmp_
     size = 96 << 20
     (tmp_path / "m").mkdir()
     shape = (size // 2048, 1024)
-    weight_map = {
-        "model.embed_tokens.weight": "model-00001-of-00002.safetensors",
-        HEAD: "model-00002-of-00002.safetensors",
-    }
+    weight_map = {name: f"model-0000{i}-of-00002.safetensors" for i, name in ((1, EMBEDDING), (2, HEAD))}
     for name, file in weight_map.items():
         header = encode_header([(name, "BF16", shape, size)], None)
         (tmp_path / "m" / file).write_bytes(header)
@@ -300,9 +294,8 @@ def test_progress(hub: Hub, environment: dict[str, str], tieconv: Run, tmp_path:
     # The bar waits for half a second of work, which a fast machine does not need.
     bar = "from tieconv.cli import main, screen; screen.PATIENCE = -1; main(prog_name='tieconv')"
     words = [sys.executable, "-P", "-c", bar, "inspect", "hf://org/m"]
-    done = subprocess.run(
-        words, env={**environment, "TERM": "xterm"}, stdout=subprocess.PIPE, stderr=slave, timeout=HANGS
-    )
+    environment = {**environment, "TERM": "xterm"}
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=slave, timeout=HANGS)
     os.close(slave)
     said = os.read(master, 1 << 16).decode()
     os.close(master)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests import children
-from tests.children import answer, sound, wait_until
-from tests.hub.conftest import Run
+from tests.children import answer, sound
+from tests.hub.conftest import Run, interrupt
 from tests.hub.models import EMBEDDING, ROWS, WIDTH, noise, sharded, write_shard
 from tests.hub.stub import Fault, Hub
 from tests.patience import HANGS
@@ -172,23 +168,8 @@ def test_interrupt_of_processes(group: bool, org: Hub, environment: dict[str, st
     """^C ends a run with `-j` at once, also where only the parent hears it, while servers are silent."""
     for name in ("config.json", "model.safetensors"):
         org.faults[name] = Fault("stall", value=str(2 * HANGS))
-    process = children.start(
-        [sys.executable, "-P", "-m", "tieconv", "check", "hf://org/*", "-j", "3"],
-        env={**environment, "HF_HUB_DOWNLOAD_TIMEOUT": str(int(2 * HANGS))},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    wait_until(lambda: sum(1_000_000 - fault.times for fault in org.faults.values()) >= 2, process)
-    time.sleep(0.2)
-    if group:
-        os.killpg(process.pid, signal.SIGINT)
-    else:
-        process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=HANGS)
-    assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
+    patient = {**environment, "HF_HUB_DOWNLOAD_TIMEOUT": str(int(2 * HANGS))}
+    interrupt(("check", "hf://org/*", "-j", "3"), org, patient, tmp_path, stalled=2, group=group)
 
 
 NAMES = ("llama-tied", "llama-duplicated", "llama-headless-config", "t5")

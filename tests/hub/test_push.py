@@ -19,6 +19,7 @@ import pytest
 
 from tests import children
 from tests.children import sound
+from tests.cli.stored import configure
 from tests.hub.conftest import ROOT, TOKEN, Run
 from tests.hub.models import HEAD, same_head, sharded
 from tests.hub.stub import Fault, Hub
@@ -95,12 +96,11 @@ def test_shard_that_is_gone(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     far = Path(shutil.copytree(near, tmp_path / "far"))
     (far / "notes.txt").write_text("kept")
     hub.add("org/m", far)
-    index = json.loads((near / "model.safetensors.index.json").read_text())
+    entries = json.loads((near / "model.safetensors.index.json").read_text())["weight_map"]
     gone = "model-00002-of-00003.safetensors"
     (near / gone).unlink()
-    index["weight_map"] = {name: shard for name, shard in index["weight_map"].items() if shard != gone}
-    index["metadata"] = {}
-    (near / "model.safetensors.index.json").write_text(json.dumps(index))
+    left = {name: shard for name, shard in entries.items() if shard != gone}
+    (near / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": left}))
     sound(tieconv("push", near, "hf://org/m", "--yes", HF_TOKEN=TOKEN))
     assert operations(hub) == {"model.safetensors.index.json": "regular", gone: "delete"}
 
@@ -145,9 +145,8 @@ def test_description_is_the_plan(words: tuple[str, ...], model: str, hub: Hub, t
     config = {one["name"]: one["note"].split(" becomes ")[1] for one in push["effects"] if one["kind"] == "config"}
     assert config == {one["path"]: json.dumps(one["value"]) for one in plan if one["op"] == "SetConfig"}
     kept = [one for one in push["effects"] if one["kind"] == "keep"]
-    assert [(one["name"].split()[0], one["note"]) for one in kept] == [
-        (str(len([one for one in plan if one["op"] == "KeepTensor"])), "byte for byte")
-    ]
+    count = len([one for one in plan if one["op"] == "KeepTensor"])
+    assert [(one["name"].split()[0], one["note"]) for one in kept] == [(f"{count}", "byte for byte")]
     copies = {one["name"]: one["source"] for one in plan if one["op"] == "CopyTensor"}
     notes = {one["name"]: one["note"] for one in push["effects"]}
     assert all(notes[name].endswith(f"the bytes of {source}") for name, source in copies.items())
@@ -189,9 +188,7 @@ def test_words_from_files_are_no_markup(hub: Hub, tieconv: Run, models: Path, tm
 
     hub.add("org/m", models / "llama-tied")
     out = Path(shutil.copytree(models / "llama-tied", tmp_path / "out"))
-    config = json.loads((out / "config.json").read_text())
-    config["x|`[a](http://b)"] = "<img src=x> | [a](http://b) ` **b**\n# head"
-    (out / "config.json").write_text(json.dumps(config))
+    configure(out, **{"x|`[a](http://b)": "<img src=x> | [a](http://b) ` **b**\n# head"})
     push = json.loads(tieconv("push", "out", "hf://org/m", "--dry-run", "--json").stdout)
     page = MarkdownIt("commonmark", {"html": True}).enable("table").render(push["description"])
     assert page.count("<table>") == 3

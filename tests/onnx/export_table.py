@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 import tieconv
 from tests.onnx import exported
 from tests.onnx.exported import ARCHITECTURES
-from tests.onnx.graphs import tensors
+from tests.onnx.graphs import tensors, write_optimised
 from tests.onnx.head_forms import measure as head_forms
 
 FILE = Path(__file__).parents[2] / "docs" / "measured" / "export.json"
@@ -78,16 +77,11 @@ def places(path: Path, matrix: np.ndarray) -> set[tuple[str, ...]]:
 
 def optimised(path: Path, matrix: np.ndarray) -> int:
     """Copies in the model that a session of the graph writes after all its optimisations."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 4
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         # Beside the graph, since what stays outside is referred to by its place.
         dump = path.parent / f"{Path(folder).name}.dump"
-        options.optimized_model_filepath = str(dump)
         try:
-            ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-            return len(alike(dump, matrix))
+            return len(alike(write_optimised(path, dump), matrix))
         finally:
             dump.unlink(missing_ok=True)
 

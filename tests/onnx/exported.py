@@ -26,6 +26,23 @@ _SIZES = {
     "tie_word_embeddings": True, "initializer_range": STD, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _ENCODER = {key: value for key, value in _SIZES.items() if key != "num_key_value_heads"}
+_GPT2: dict[str, Any] = {
+    "vocab_size": ROWS, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 128, "initializer_range": STD,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_OPT: dict[str, Any] = {
+    "vocab_size": ROWS, "hidden_size": WIDTH, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "word_embed_proj_dim": WIDTH, "init_std": STD,
+}  # fmt: skip
+_T5: dict[str, Any] = {
+    "vocab_size": ROWS, "d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+    "initializer_factor": 0.5, "decoder_start_token_id": 0,
+}  # fmt: skip
+_BART: dict[str, Any] = {
+    "vocab_size": ROWS, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128,
+    "init_std": STD, "decoder_start_token_id": 2,
+}  # fmt: skip
 
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": lambda: tr.LlamaForCausalLM(tr.LlamaConfig(**_SIZES)),
@@ -37,43 +54,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: tr.Gemma2ForCausalLM(
         tr.Gemma2Config(**_SIZES, head_dim=8, sliding_window=8, query_pre_attn_scalar=8)
     ),
-    "gpt2": lambda: tr.GPT2LMHeadModel(
-        tr.GPT2Config(
-            vocab_size=ROWS,
-            n_embd=WIDTH,
-            n_layer=2,
-            n_head=4,
-            n_positions=128,
-            initializer_range=STD,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    ),
-    "opt": lambda: tr.OPTForCausalLM(
-        tr.OPTConfig(
-            vocab_size=ROWS,
-            hidden_size=WIDTH,
-            ffn_dim=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=128,
-            word_embed_proj_dim=WIDTH,
-            init_std=STD,
-        )
-    ),
+    "gpt2": lambda: tr.GPT2LMHeadModel(tr.GPT2Config(**_GPT2)),
+    "opt": lambda: tr.OPTForCausalLM(tr.OPTConfig(**_OPT)),
     "bert": lambda: tr.BertForMaskedLM(tr.BertConfig(**_ENCODER)),
-    "t5": lambda: tr.T5ForConditionalGeneration(
-        tr.T5Config(
-            vocab_size=ROWS,
-            d_model=WIDTH,
-            d_kv=8,
-            d_ff=48,
-            num_layers=2,
-            num_heads=4,
-            initializer_factor=0.5,
-            decoder_start_token_id=0,
-        )
-    ),
+    "t5": lambda: tr.T5ForConditionalGeneration(tr.T5Config(**_T5)),
 }
 
 
@@ -190,20 +174,5 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
         tr.Qwen2MoeConfig(**_SIZES, **_MOE, shared_expert_intermediate_size=24)
     ),
     "roberta": lambda: tr.RobertaForMaskedLM(tr.RobertaConfig(**_ENCODER | {"type_vocab_size": 1})),
-    "bart": lambda: tr.BartForConditionalGeneration(
-        tr.BartConfig(
-            vocab_size=ROWS,
-            d_model=WIDTH,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            max_position_embeddings=128,
-            init_std=STD,
-            decoder_start_token_id=2,
-            scale_embedding=True,
-        )
-    ),
+    "bart": lambda: tr.BartForConditionalGeneration(tr.BartConfig(**_BART, scale_embedding=True)),
 }

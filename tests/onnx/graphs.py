@@ -12,6 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
 
+from tests.onnx.nodes import model, op, save, token_ids
 from tieconv import inspect
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.onnx.parity.graph_file import Graph, Value, read_graph
@@ -31,13 +32,8 @@ def write_graph(path: Path, weights: Mapping[str, torch.Tensor], *, external: bo
     for name, tensor in weights.items():
         raw = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else tensor[None].numpy().tobytes()
         made.append(helper.make_tensor(name, ONNX[tensor.dtype], list(tensor.shape), raw, raw=True))
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])
-    out = helper.make_tensor_value_info("logits", TensorProto.INT64, ["b", "s"])
-    node = helper.make_node("Identity", ["input_ids"], ["logits"])
-    model = helper.make_model(helper.make_graph([node], "g", [ids], [out], made))
-    data = {"save_as_external_data": True, "location": f"{path.name}.data", "size_threshold": 0} if external else {}
-    onnx.save(model, path, **data)
-    return path
+    nodes = [op("Identity", "input_ids", "logits")]
+    return save(model(nodes, [token_ids()], [token_ids("logits")], made), path, external=external)
 
 
 def identity(
@@ -119,6 +115,16 @@ def session(path: Path, *, optimise: bool, prepack: bool = True) -> ort.Inferenc
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def write_optimised(source: Path, to: Path, level: str = "ALL") -> Path:
+    """The model that a session of the graph writes after its optimisations."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    options.optimized_model_filepath = str(to)
+    options.log_severity_level = 4
+    ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    return to
 
 
 def feeds(made: ort.InferenceSession, shape: tuple[int, int], vocabulary: int, seed: int = 0) -> dict[str, np.ndarray]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,14 @@ def save(made: onnx.ModelProto, path: Path, *, external: bool = False) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(made, path, save_as_external_data=external, location=f"{path.name}.data", size_threshold=0)
     return path
+
+
+@contextmanager
+def editing(tensor: TensorProto) -> Iterator[np.ndarray]:
+    """The values of a tensor; it holds them as the block leaves them."""
+    values = numpy_helper.to_array(tensor).copy()
+    yield values
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
 def edit_external(path: Path, **entries: str) -> Path:

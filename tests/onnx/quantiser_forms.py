@@ -16,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import tieconv as api
-from tests.onnx.graphs import tensors
+from tests.onnx.graphs import tensors, write_optimised
 from tests.onnx.nodes import model, op, save, token_ids, value
 from tieconv.onnx.quantise import Scheme, quantise
 
@@ -56,11 +55,8 @@ QUANTISERS: dict[str, Callable[[Path, Path], None]] = {"MatMulNBitsQuantizer, in
 def held(path: Path) -> int:
     """Bytes of the large initializers in a session's optimised model."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
-        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        return sum(array.nbytes for _, array in tensors(Path(options.optimized_model_filepath)) if array.size >= V)
+        made = write_optimised(path, Path(folder) / "optimised.onnx")
+        return sum(array.nbytes for _, array in tensors(made) if array.size >= V)
 
 
 def head(path: Path) -> str:

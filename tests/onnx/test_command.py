@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tieconv as api
 from tests.cli.run import run
+from tests.cli.stored import configure
 from tests.hostile.conftest import faults_of_text
 from tests.onnx import faults
 from tests.onnx.nodes import model, op, save, token_ids, value
@@ -328,8 +329,7 @@ def test_a_config_that_its_own_class_fails_with(broken: str, words: tuple[str, .
     """One sentence that names the config, the class and the error; nothing is written."""
     model = tmp_path / "model"
     shutil.copytree(ROOT / "fixtures" / "models" / "llama-untied", model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | BROKEN[broken]))
+    configure(model, **BROKEN[broken])
     (tmp_path / "text").write_text("a b c " * 50)
     given = {"model": model, "out": tmp_path / "out", "text": tmp_path / "text"}
     result = CliRunner().invoke(main, [word.format(**given) for word in words])
@@ -347,9 +347,7 @@ def test_odd_flags_of_an_unknown_class(verb: str, value: object, tmp_path: Path)
     """A flag may be any JSON value: an answer, or a refusal in a sentence."""
     model = tmp_path / "model"
     shutil.copytree(ROOT / "fixtures" / "models" / "llama-duplicated", model)
-    config = json.loads((model / "config.json").read_text())
-    config |= {"architectures": ["FooForCausalLM"], "model_type": "foo", "tie_word_embeddings": value}
-    (model / "config.json").write_text(json.dumps(config))
+    configure(model, architectures=["FooForCausalLM"], model_type="foo", tie_word_embeddings=value)
     words = [verb, str(model), *(["--to", "torch"] if verb == "convert" else [])]
     result = CliRunner().invoke(main, words)
     assert result.exit_code in (0, 1, 2) and "unexpected" not in result.output

@@ -18,7 +18,7 @@ import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import SHARED, V, build
 from tests.cli.run import run
-from tests.onnx.graphs import SHAPES, copies, disk, outputs, same_bits, session, tensors
+from tests.onnx.graphs import SHAPES, copies, disk, outputs, same_bits, session, tensors, write_optimised
 from tests.slow import fast_only
 
 torch = pytest.importorskip("torch")
@@ -41,14 +41,9 @@ def llama(*, parameters: int):
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=SIZE,
-        hidden_size=WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
+        vocab_size=SIZE, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     if parameters == 2:
         model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.data.clone())
@@ -57,16 +52,9 @@ def llama(*, parameters: int):
 
 def by_torch(model, directory: Path) -> None:
     ids, (batch, sequence) = torch.randint(0, SIZE, (2, 5)), (torch.export.Dim("batch"), torch.export.Dim("sequence"))
-    torch.onnx.export(
-        model,
-        (ids,),
-        str(directory / "model.onnx"),
-        dynamo=True,
-        dynamic_shapes=({0: batch, 1: sequence},),
-        input_names=["input_ids"],
-        verbose=False,
-        external_data=True,
-    )
+    how: dict[str, Any] = {"dynamic_shapes": ({0: batch, 1: sequence},), "input_names": ["input_ids"]}
+    path = str(directory / "model.onnx")
+    torch.onnx.export(model, (ids,), path, dynamo=True, verbose=False, external_data=True, **how)
 
 
 def by_transformers(model, directory: Path) -> None:
@@ -108,14 +96,6 @@ def described(path: Path) -> dict[str, bytes]:
     return {info.name: info.SerializeToString(deterministic=True) for info in infos}
 
 
-def offline(source: Path, to: Path) -> None:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.optimized_model_filepath = str(to)
-    options.log_severity_level = 4
-    ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
-
-
 def onnxscript(source: Path, to: Path) -> None:
     from onnxscript import optimizer
 
@@ -125,7 +105,7 @@ def onnxscript(source: Path, to: Path) -> None:
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("optimise", [offline, onnxscript])
+@pytest.mark.parametrize("optimise", [write_optimised, onnxscript])
 @pytest.mark.parametrize("name", sorted(set(SHARED) - {"half", "cast_narrow"}))
 def test_optimisers_leave_it_shared(tmp_path: Path, name: str, optimise) -> None:
     """What the pass wrote stays one matrix when it is optimised again; what exporters write does not."""
@@ -134,7 +114,7 @@ def test_optimisers_leave_it_shared(tmp_path: Path, name: str, optimise) -> None
     optimise(tmp_path / "once.onnx", tmp_path / "again.onnx")
     matrix = next(a for a in SHARED[name]().tensors.values() if a.ndim == 2 and V in a.shape)
     assert len(copies(tmp_path / "again.onnx", matrix)) == 1
-    if optimise is offline:
+    if optimise is write_optimised:
         optimise(source, tmp_path / "untouched.onnx")
         assert len(copies(tmp_path / "untouched.onnx", matrix)) > 1
 
@@ -329,10 +309,8 @@ def test_a_cut_table_and_another_epsilon(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     source, checkpoint = graph_of(exporters.HERE / "mobius-opt"), exporters.HERE / "checkpoints" / "mobius-opt"
     found = api.parity(source, checkpoint, provider="cpu")
-    assert (
-        found.reason
-        == "a norm of the graph has epsilon 1e-06, but the model's class has 1e-05; with it, the worst case passes"
-    )
+    norm = "a norm of the graph has epsilon 1e-06, but the model's class has 1e-05"
+    assert found.reason == f"{norm}; with it, the worst case passes"
     failed = {gate.name for gate in found.gates if not gate.passed}
     assert {"rms_ratio", "steps_rms_ratio"} <= failed and "weights" not in failed
     model = onnx.load(source)

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.onnx_graphs import build
 from tests.execute.kills import Case, Stage, Zygote, calls_of, kill_at_random, kill_before, spread
-from tests.execute.test_kill import FIXTURES, judge, needs_strace, report
+from tests.execute.test_kill import judge, needs_strace, report, tied
 
 
 def graph(root: Path) -> None:
@@ -27,10 +27,6 @@ def shared(root: Path) -> None:
     graph(root.with_name("before"))
     ok("dedup", root.with_name("before"), "-o", root)
     shutil.rmtree(root.with_name("before"))
-
-
-def tied(root: Path) -> None:
-    shutil.copytree(FIXTURES / "llama-tied", root)
 
 
 CASES = [

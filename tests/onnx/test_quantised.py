@@ -19,6 +19,7 @@ import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
+from tests.onnx.graphs import write_optimised
 from tests.onnx.nodes import model, op, save, token_ids, value
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import State
@@ -55,10 +56,7 @@ def int4(path: Path) -> Path:
 def test_a_folded_reshape_is_told(tmp_path: Path) -> None:
     """A session holds the matrix in both shapes; what is told is what ONNX Runtime.s optimised model holds."""
     path = int4(tmp_path / "model.onnx")
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    initializers = onnx.load(tmp_path / "optimised.onnx").graph.initializer
+    initializers = onnx.load(write_optimised(path, tmp_path / "optimised.onnx")).graph.initializer
     (graph,) = api.inspect(path).checkpoint.graphs
     assert graph.session_bytes == sum(numpy_helper.to_array(tensor).nbytes for tensor in initializers)
     (latent,) = graph.latent

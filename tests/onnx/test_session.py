@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.onnx.nodes import model, op, save, token_ids, value
+from tests.refusals import failure_of
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
 from tieconv.onnx.ort_session import CPU, CUDA, UNKNOWN, Cause, open_session
@@ -148,6 +149,13 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Distribution]:
     return found
 
 
+def not_run(provider: str, match: str | None = None, **options: Any) -> NotRunError:
+    """What a session with this provider is refused with."""
+    with pytest.raises(NotRunError, match=match) as refused:
+        open_session("model.onnx", provider, **options)
+    return refused.value
+
+
 @pytest.mark.parametrize("provider", ["auto", "cuda"])
 @pytest.mark.parametrize("tf32", [False, True])
 def test_cuda_is_asked_for_without_tf32(monkeypatch, packages, provider: str, tf32: bool) -> None:
@@ -165,10 +173,9 @@ def test_cuda_is_asked_for_without_tf32(monkeypatch, packages, provider: str, tf
 def test_a_silent_fallback_is_no_run(monkeypatch, packages) -> None:
     """A session that came up on the CPU though CUDA was asked for is refused with the next command."""
     Runtime(starts=False).install(monkeypatch)
-    with pytest.raises(NotRunError, match="silently") as refused:
-        open_session("model.onnx", "cuda")
-    assert refused.value.active == CPU
-    assert install_command("gpu", upgrade=True) in refused.value.hint
+    refused = not_run("cuda", "silently")
+    assert refused.active == CPU
+    assert install_command("gpu", upgrade=True) in refused.hint
 
 
 def test_auto_takes_the_cpu_and_says_so(monkeypatch, packages) -> None:
@@ -186,9 +193,7 @@ def test_auto_takes_the_cpu_and_says_so(monkeypatch, packages) -> None:
 def test_no_cuda_provider(monkeypatch, packages) -> None:
     """The CPU package alone: refused with the command that replaces it."""
     Runtime(providers=[CPU]).install(monkeypatch)
-    with pytest.raises(NotRunError, match="no CUDA provider") as refused:
-        open_session("model.onnx", "cuda")
-    assert refused.value.hint == f"pip uninstall -y onnxruntime && {install_command('gpu')}"
+    assert not_run("cuda", "no CUDA provider").hint == f"pip uninstall -y onnxruntime && {install_command('gpu')}"
 
 
 @pytest.mark.sampled(4)
@@ -201,10 +206,8 @@ def test_a_heavy_node_on_the_cpu_is_no_run(monkeypatch, packages, operator: str)
     parts = [Part(CUDA, [Node("Add", "a")]), Part(CPU, [Node(operator, "slow"), Node("Shape", "s")])]
     Runtime(parts=parts).install(monkeypatch)
     for provider in ("cuda", "auto"):
-        with pytest.raises(NotRunError, match="1 heavy node") as refused:
-            open_session("model.onnx", provider)
-        assert refused.value.fallback == (f"{operator} slow",)
-        assert refused.value.active == CUDA
+        refused = not_run(provider, "1 heavy node")
+        assert (refused.fallback, refused.active) == ((f"{operator} slow",), CUDA)
 
 
 def test_a_gather_of_a_weight_is_heavy_and_one_of_a_shape_is_not(monkeypatch, packages) -> None:
@@ -212,18 +215,14 @@ def test_a_gather_of_a_weight_is_heavy_and_one_of_a_shape_is_not(monkeypatch, pa
     parts = [Part(CUDA, [Node("MatMul", "head")]), Part(CPU, [Node("Gather", "dim"), Node("Gather", "embed")])]
     Runtime(parts=parts).install(monkeypatch)
     assert open_session("model.onnx", "cuda").use.placement == {CUDA: 1, CPU: 2}
-    with pytest.raises(NotRunError) as refused:
-        open_session("model.onnx", "cuda", weight_gathers={"embed"})
-    assert refused.value.fallback == ("Gather embed",)
+    assert not_run("cuda", weight_gathers={"embed"}).fallback == ("Gather embed",)
 
 
 def test_whole_numbers_may_stay_on_the_cpu(monkeypatch, packages) -> None:
     """A ScatterND or TopK of a shape is arithmetic of shapes; of the values of a layer it is not."""
     parts = [Part(CUDA, [Node("MatMul", "head")]), Part(CPU, [Node("ScatterND", "sides"), Node("TopK", "experts")])]
     Runtime(parts=parts).install(monkeypatch)
-    with pytest.raises(NotRunError) as refused:
-        open_session("model.onnx", "cuda", shape_nodes={"sides"})
-    assert refused.value.fallback == ("TopK experts",)
+    assert not_run("cuda", shape_nodes={"sides"}).fallback == ("TopK experts",)
     assert open_session("model.onnx", "cuda", shape_nodes={"sides", "experts"}).use.placement == {CUDA: 1, CPU: 2}
 
 
@@ -244,21 +243,18 @@ def test_which_nodes_compute_whole_numbers(tmp_path: Path) -> None:
 def test_an_unknown_placement_is_no_run(monkeypatch, packages) -> None:
     """A runtime that does not report where its nodes are proves nothing about CUDA; on the CPU it does not matter."""
     Runtime().install(monkeypatch, placement=False)
-    with pytest.raises(NotRunError, match="does not report"):
-        open_session("model.onnx", "cuda")
+    not_run("cuda", "does not report")
     assert open_session("model.onnx", "cpu").use.placement == {}
     Runtime(parts=[]).install(monkeypatch)
-    with pytest.raises(NotRunError, match="no placement"):
-        open_session("model.onnx", "cuda")
+    not_run("cuda", "no placement")
 
 
 def test_both_packages_at_once(monkeypatch, packages) -> None:
     """onnxruntime and onnxruntime-gpu share a directory: refused for CUDA, explained otherwise."""
     packages["onnxruntime"] = Distribution("1.30.0")
     Runtime().install(monkeypatch)
-    with pytest.raises(NotRunError, match=r"1\.30\.0 and onnxruntime-gpu 1\.31\.1 are both installed") as refused:
-        open_session("model.onnx", "cuda")
-    assert refused.value.hint.startswith("pip uninstall -y onnxruntime onnxruntime-gpu && ")
+    refused = not_run("cuda", r"1\.30\.0 and onnxruntime-gpu 1\.31\.1 are both installed")
+    assert refused.hint.startswith("pip uninstall -y onnxruntime onnxruntime-gpu && ")
     (note,) = open_session("model.onnx", "cpu").use.notes
     assert "in one directory" in note
 
@@ -270,9 +266,8 @@ def test_two_packages_in_two_directories(monkeypatch, packages) -> None:
     assert open_session("model.onnx", "cuda").use.notes == ()
     runtime.providers = [CPU]
     runtime.module.__file__ = "/other/onnxruntime/__init__.py"
-    with pytest.raises(NotRunError, match=r"onnxruntime-gpu 1\.31\.1 has one but is later") as refused:
-        open_session("model.onnx", "cuda")
-    assert refused.value.hint == "pip uninstall -y onnxruntime, or PYTHONPATH=/site"
+    refused = not_run("cuda", r"onnxruntime-gpu 1\.31\.1 has one but is later")
+    assert refused.hint == "pip uninstall -y onnxruntime, or PYTHONPATH=/site"
 
 
 @pytest.mark.sampled(1)
@@ -288,10 +283,8 @@ def test_a_driver_that_says_no(monkeypatch, packages, capfd, said: str, code: st
     """An error of the driver is a refusal with its cause under cuda, and the CPU with a note under auto."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     runtime = Runtime(fails=f"cuda_call.cc:123 {said} ; GPU=0 ; hostname=h").install(monkeypatch)
-    with pytest.raises(NotRunError, match="does not start") as refused:
-        open_session("model.onnx", "cuda")
-    assert refused.value.code == code
-    assert refused.value.hint
+    refused = not_run("cuda", "does not start")
+    assert refused.code == code and refused.hint
     session = open_session("model.onnx", "auto")
     assert (session.use.active, runtime.asked) == (CPU, [CPU])
     assert any("runs on the CPU" in note for note in session.use.notes)
@@ -323,11 +316,9 @@ def test_a_device_that_fails_while_the_graph_runs(monkeypatch, packages, said: s
     """A library or the device is to blame, so nothing was measured; a node that fails is the graph's own fault."""
     runtime = Runtime(run_fails=said).install(monkeypatch)
     session = open_session("model.onnx", "cuda")
-    with pytest.raises(NotRunError) as refused:
-        session.run({}, [], "")
-    assert (refused.value.code, refused.value.active) == (code, CUDA)
-    assert why in refused.value.message
-    assert refused.value.hint
+    refused = failure_of(session.run, NotRunError, {}, [], "")
+    assert (refused.code, refused.active) == (code, CUDA)
+    assert why in refused.message and refused.hint
     runtime.run_fails = "Non-zero status code returned while running Mul node: right operand cannot broadcast"
     with pytest.raises(RuntimeError, match="cannot broadcast"):
         session.run({}, [], "")
@@ -355,9 +346,7 @@ def test_a_device_without_cudnn_is_no_verdict(monkeypatch, packages) -> None:
 def test_a_full_device(monkeypatch, packages, said: str) -> None:
     """Memory that runs out is no fault of the graph's, and not measured rather than unreadable."""
     Runtime(fails=said).install(monkeypatch)
-    with pytest.raises(NotRunError, match="memory ran out") as refused:
-        open_session("model.onnx", "cuda")
-    assert "nvidia-smi" in refused.value.hint
+    assert "nvidia-smi" in not_run("cuda", "memory ran out").hint
 
 
 @pytest.mark.parametrize(("count", "visible"), [(1, "only visible GPU is 0"), (2, "visible GPUs are 0 to 1")])
@@ -365,9 +354,8 @@ def test_a_device_that_does_not_exist(monkeypatch, packages, count: int, visible
     """The driver is asked before a session is made, and the sentence names the devices that exist."""
     runtime = Runtime().install(monkeypatch)
     monkeypatch.setattr("tieconv.onnx.ort_session._driver", lambda load: Driver(count))
-    with pytest.raises(NotRunError, match=f"no device {count}: the {visible}") as stop:
-        open_session("model.onnx", f"cuda:{count}")
-    assert (stop.value.code, runtime.asked) == ("session.no-such-device", [])
+    stop = not_run(f"cuda:{count}", f"no device {count}: the {visible}")
+    assert (stop.code, runtime.asked) == ("session.no-such-device", [])
 
 
 def test_a_second_device(monkeypatch, packages) -> None:
@@ -388,14 +376,11 @@ def test_bf16_where_cuda_does_not_start(monkeypatch, packages) -> None:
     Runtime(fails=said).install(monkeypatch)
     found = Cause("libcuda.so.1 is missing", "install the driver", "session.no-driver")
     monkeypatch.setattr("tieconv.onnx.ort_session.diagnose", lambda ort, said="": found)
-    with pytest.raises(NotRunError, match=r"does not start: libcuda\.so\.1") as refused:
-        open_session("model.onnx", "cuda", precision="bfloat16")
-    assert (refused.value.hint, refused.value.active) == ("install the driver", CPU)
-    with pytest.raises(NotRunError, match="bf16"):
-        open_session("model.onnx", "auto", precision="bfloat16")
+    refused = not_run("cuda", r"does not start: libcuda\.so\.1", precision="bfloat16")
+    assert (refused.hint, refused.active) == ("install the driver", CPU)
+    not_run("auto", "bf16", precision="bfloat16")
     found = Cause("all is well", "", UNKNOWN)
-    with pytest.raises(NotRunError, match=r"no kernel for a node.*Mul\(14\)"):
-        open_session("model.onnx", "cuda", precision="bfloat16")
+    not_run("cuda", r"no kernel for a node.*Mul\(14\)", precision="bfloat16")
 
 
 def test_half_a_package(monkeypatch) -> None:
@@ -409,8 +394,7 @@ def test_half_a_package(monkeypatch) -> None:
 def test_bf16_needs_a_gpu(monkeypatch, packages, provider: str) -> None:
     """On the CPU a bf16 graph is refused before or after the session came up there; on CUDA it is not."""
     Runtime(starts=False).install(monkeypatch)
-    with pytest.raises(NotRunError, match="bf16"):
-        open_session("model.onnx", provider, precision="bfloat16")
+    not_run(provider, "bf16", precision="bfloat16")
     Runtime().install(monkeypatch)
     assert open_session("model.onnx", "cuda", precision="bfloat16").device == "cuda"
 

@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper
 from safetensors.torch import save_file
 
 from tests.onnx.graphs import PLAIN, identity, write_graph
+from tests.onnx.nodes import op
 from tieconv import inspect
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.checkpoint.weight_file import ByteRange
@@ -318,9 +319,8 @@ def test_constants_of_every_kind_are_weights(tmp_path: Path) -> None:
     """Numbers in a list of floats, and those in a function of the graph, are weights like any other."""
     path = write_graph(tmp_path / "g.onnx", {"w": torch.ones(2, 2)})
     model = onnx.load(path)
-    model.graph.node.append(helper.make_node("Constant", [], ["listed"], value_floats=[1.0, 2.0]))
-    tensor = numpy_helper.from_array(torch.zeros(3, 2).numpy())
-    body = [helper.make_node("Constant", [], ["inner"], value=tensor)]
+    model.graph.node.append(op("Constant", "", "listed", value_floats=[1.0, 2.0]))
+    body = [op("Constant", "", "inner", value=numpy_helper.from_array(torch.zeros(3, 2).numpy()))]
     opset = [helper.make_opsetid("", 18)]
     model.functions.append(helper.make_function("local", "f", [], ["inner"], body, opset))
     onnx.save(model, path)
@@ -328,11 +328,13 @@ def test_constants_of_every_kind_are_weights(tmp_path: Path) -> None:
     assert held == {"w": (2, 2), "listed": (2,), "inner": (3, 2)}
 
 
-def test_a_packed_weight_must_be_filled_to_its_end(tmp_path: Path) -> None:
-    """Rows behind the last tensor of a packed matrix are explained by nothing; where one tensor ends another begins."""
+@pytest.mark.parametrize("order", [("q", "k", "rest"), ("q", "row", "k")], ids=" ".join)
+def test_a_packed_weight_must_be_filled(tmp_path: Path, order: tuple[str, ...]) -> None:
+    """Rows that belong to no tensor, behind the last or one between two, leave a packed matrix unexplained."""
+    torch.manual_seed(0)
     parts = {name: torch.randn(24, 16) for name in "qk"}
-    more = torch.cat([*parts.values(), torch.randn(24, 16)])
-    found = identity(tmp_path, parts, {"w": more})
+    others = {"rest": torch.randn(24, 16), "row": torch.randn(1, 16)}
+    found = identity(tmp_path, parts, {"w": torch.cat([(parts | others)[name] for name in order])})
     assert (found.how, [entry.name for entry in found.unexplained]) == ({"packed": 2}, ["w"])
 
 
@@ -350,15 +352,6 @@ def test_copies_of_a_tensor_do_not_overlap(tmp_path: Path, rows: int, whole: boo
     """A weight of equal rows is explained by a tensor of eight of them where it is a whole number of times as long."""
     found = identity(tmp_path, {"zeros": torch.zeros(8, 16)}, {"w": torch.zeros(rows, 16)})
     assert (found.how, found.unexplained == ()) == ({"packed": 1}, whole)
-
-
-def test_one_row_between_is_seen(tmp_path: Path) -> None:
-    """A row that belongs to no tensor, between two that stand packed, leaves the weight unexplained."""
-    torch.manual_seed(0)
-    parts = {name: torch.randn(24, 16) for name in "qk"}
-    packed = torch.cat([parts["q"], torch.randn(1, 16), parts["k"]])
-    found = identity(tmp_path, parts, {"w": packed})
-    assert (found.how, [entry.name for entry in found.unexplained]) == ({"packed": 2}, ["w"])
 
 
 def test_one_tensor_within_another(tmp_path: Path) -> None:
@@ -388,26 +381,14 @@ def test_a_copy_in_a_row_from_4096_elements_on(tmp_path: Path, rows: int, requir
     assert [entry.required for entry in found.unexplained] == ([] if required is None else [required])
 
 
-def test_a_long_vector_of_no_matrix_is_none(tmp_path: Path) -> None:
-    """A vector with another number of elements than every matrix is no copy of one."""
+@pytest.mark.parametrize(
+    ("shape", "required"), [((8001,), []), ((125, 80), [True]), ((126, 80), [False]), ((90, 80), [False])], ids=str
+)
+def test_what_may_be_a_damaged_copy(tmp_path: Path, shape: tuple[int, ...], required: list[bool]) -> None:
+    """A matrix that is longer than a tensor by up to a quarter must hold it; any other, or a vector, need not."""
     matrix = torch.randn(100, 80)
-    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(8001)})
-    assert found.unexplained == ()
-
-
-@pytest.mark.parametrize(("rows", "required"), [(125, True), (126, False)])
-def test_padding_is_a_quarter_at_most(tmp_path: Path, rows: int, required: bool) -> None:
-    """A matrix that is longer than a tensor by up to a quarter must hold it; a longer one is something else."""
-    matrix = torch.randn(100, 80)
-    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(rows, 80)})
-    assert [entry.required for entry in found.unexplained] == [required]
-
-
-def test_a_shorter_matrix_is_no_padded_one(tmp_path: Path) -> None:
-    """A matrix of fewer rows is reported and fails nothing."""
-    matrix = torch.randn(100, 80)
-    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(90, 80)})
-    assert [entry.required for entry in found.unexplained] == [False]
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(shape)})
+    assert [entry.required for entry in found.unexplained] == required
 
 
 def test_weights_of_two_types(tmp_path: Path) -> None:

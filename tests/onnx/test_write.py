@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -458,11 +459,7 @@ def test_linked_graph(copied_graph: Path) -> None:
 def test_graph_that_cannot_follow(copied_graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the graph cannot get its name the new data goes again, and the old graph stands."""
     before = names(copied_graph.parent)
-
-    def full(staged: Path, final: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(publish, "publish_file", full)
+    monkeypatch.setattr(publish, "publish_file", Mock(side_effect=OSError(28, "No space left on device")))
     refused("dedup --in-place", copied_graph, after_plan=True)
     assert names(copied_graph.parent) == before and len(copies(copied_graph, MATRIX)) == 2
 

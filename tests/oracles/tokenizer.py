@@ -8,17 +8,9 @@ from typing import Any
 
 _TEXT = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'\"()[]{}<>/|+-*=_~@#$%&"
 _SPECIAL = (
-    "<s>",
-    "</s>",
-    "<unk>",
-    "<|endoftext|>",
-    "[gMASK]",
-    "<|user|>",
-    "<|observation|>",
-    "<|startoftext|>",
-    "<bos>",
+    "<s>", "</s>", "<unk>", "<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>", "<|startoftext|>", "<bos>",
     "<eos>",
-)
+)  # fmt: skip
 """Tokens that the converters of some classes look up by name."""
 
 

@@ -414,19 +414,8 @@ def test_the_keyboard_reaches_everything(page: Page) -> None:
         page.tab.key("Tab")
         visited.append(page.tab.evaluate("document.activeElement.id || document.activeElement.tagName"))
     wanted = [
-        "INPUT",
-        "INPUT",
-        "SUMMARY",
-        "inspect",
-        "check",
-        "verb",
-        "plan",
-        "rule",
-        "explain",
-        "output",
-        "json",
-        "copy",
-    ]
+        "INPUT", "INPUT", "SUMMARY", "inspect", "check", "verb", "plan", "rule", "explain", "output", "json", "copy",
+    ]  # fmt: skip
     order = iter(visited)
     assert all(name in order for name in wanted), visited
     nodes = page.tab.call("Accessibility.getFullAXTree")["nodes"]

@@ -122,16 +122,10 @@ def test_every_exception_exists() -> None:
 
 REPOSITORY = Path(__file__).parents[2] / "tieconv"
 READERS = (
-    "architectures.class_table",
-    "architectures.guess",
-    "formats.other_tools",
-    "gate.settings",
-    "inspection.config_values",
-    "loaders.release_tables",
-    "reporters.html.__init__",
-    "reporters.html.fleet_page",
+    "architectures.class_table", "architectures.guess", "formats.other_tools", "gate.settings",
+    "inspection.config_values", "loaders.release_tables", "reporters.html.__init__", "reporters.html.fleet_page",
     "reporters.html.parity_page",
-)
+)  # fmt: skip
 
 
 def test_one_function_reads_it() -> None:

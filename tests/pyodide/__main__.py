@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     "cases checkpoint checks cli composites consumers families formats gate inspection plans public reporters sources"
 )
-OUTCOMES = "tests.pyodide.outcomes"
+
 LEAST = 4700
 """Of all `ROOMS`, so many tests pass in Pyodide; fewer are a fault."""
 WRITES = "tieconv writes no files there"

@@ -15,63 +15,13 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Che
 from tieconv.checks.registry import RULES
 
 BAITS = (
-    "]]>",
-    "::error::x",
-    "  ::stop-commands::x",
-    "##[error]x",
-    "##vso[task.complete]",
-    "%0A::error::x",
-    "\r\n",
-    "\n\n# x",
-    "|",
-    "\\|",
-    "`",
-    "``",
-    "`|`",
-    "\\",
-    "<script>alert(1)</script>",
-    "<!--",
-    "-->",
-    "</details>",
-    "</code>",
-    "&lt;b&gt;",
-    "&#60;b>",
-    "[x](http://evil.example)",
-    "![x](y)",
-    "[x]: y",
-    "http://evil.example",
-    "www.evil.example",
-    "@octocat",
-    "a@b.example",
-    "GH-1",
-    "#1",
-    "\x1b[31m",
-    "\x00",
-    "\x85",
-    "\u2028",
-    "\u202e",
-    "\u200b",
-    "\ufffe",
-    "\ud800",
-    "\udcff",
-    "}{0}",
-    "--",
-    "---",
-    "1. x",
-    "* x",
-    "~~x~~",
-    "$x$",
-    "$(id)",
-    "'\"",
-    "..",
-    "/",
-    "//x",
-    "hf://",
-    "C:\\x",
-    "%",
-    "?",
-    "#",
-)
+    "]]>", "::error::x", "  ::stop-commands::x", "##[error]x", "##vso[task.complete]", "%0A::error::x", "\r\n",
+    "\n\n# x", "|", "\\|", "`", "``", "`|`", "\\", "<script>alert(1)</script>", "<!--", "-->", "</details>", "</code>",
+    "&lt;b&gt;", "&#60;b>", "[x](http://evil.example)", "![x](y)", "[x]: y", "http://evil.example", "www.evil.example",
+    "@octocat", "a@b.example", "GH-1", "#1", "\x1b[31m", "\x00", "\x85", "\u2028", "\u202e", "\u200b", "\ufffe",
+    "\ud800", "\udcff", "}{0}", "--", "---", "1. x", "* x", "~~x~~", "$x$", "$(id)", "'\"", "..", "/", "//x", "hf://",
+    "C:\\x", "%", "?", "#",
+)  # fmt: skip
 """What each format would take for a part of itself."""
 
 _bytes = st.binary(max_size=12).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
@@ -95,19 +45,11 @@ findings = st.builds(
     st.none() | st.builds(Waiver, st.sampled_from(["ignore", "model", "baseline"]), texts),
 )
 fixes = st.lists(st.builds(Fix, texts, st.lists(texts, max_size=1).map(tuple), texts), max_size=1).map(tuple)
-models = st.one_of(
-    st.builds(
-        CheckedModel, texts, st.lists(findings, max_size=4).map(tuple), st.none(), fixes, st.none() | texts.filter(bool)
-    ),
-    st.builds(CheckedModel, texts, st.just(()), st.builds(Failure, texts, texts)),
-)
-reports = st.builds(
-    CheckReport,
-    st.lists(models, max_size=3).map(tuple),
-    st.sampled_from(Level),
-    st.lists(texts, max_size=1).map(tuple),
-    st.lists(texts, max_size=1).map(tuple),
-)
+_found = st.lists(findings, max_size=4).map(tuple)
+_checked = st.builds(CheckedModel, texts, _found, st.none(), fixes, st.none() | texts.filter(bool))
+models = _checked | st.builds(CheckedModel, texts, st.just(()), st.builds(Failure, texts, texts))
+_notes = st.lists(texts, max_size=1).map(tuple)
+reports = st.builds(CheckReport, st.lists(models, max_size=3).map(tuple), st.sampled_from(Level), _notes, _notes)
 
 
 def entry(rule: str = "TIE001", level: Level = Level.ERROR, **given: object) -> CheckedFinding:
@@ -125,19 +67,16 @@ def every_case() -> CheckReport:
     note = entry("STO001", Level.NOTE, file="", remedy=None, message="2 tensors hold the same bytes")
     unsafe = entry("TIE008", file="config.json", remedy=Remedy("tieconv set-tie auto models/bad -o OUT", False))
     waived = entry("VOC001", waiver=Waiver("baseline", "known since 2024-05"))
-    return CheckReport(
-        (
-            CheckedModel("models/clean"),
-            CheckedModel("models/mild", (mild, note)),
-            CheckedModel("models/bad", (entry(), unsafe, mild, waived)),
-            CheckedModel("models/waived", (waived,)),
-            CheckedModel("hf://org/remote@v1", (entry(),)),
-            CheckedModel(
-                "models/torn", (), Failure("models/torn/model.safetensors: the header is cut off", "fetch it")
-            ),
-        ),
-        Level.ERROR,
+    failure = Failure("models/torn/model.safetensors: the header is cut off", "fetch it")
+    models = (
+        CheckedModel("models/clean"),
+        CheckedModel("models/mild", (mild, note)),
+        CheckedModel("models/bad", (entry(), unsafe, mild, waived)),
+        CheckedModel("models/waived", (waived,)),
+        CheckedModel("hf://org/remote@v1", (entry(),)),
+        CheckedModel("models/torn", (), failure),
     )
+    return CheckReport(models, Level.ERROR)
 
 
 def stored(*sources: Path, fail_on: Level = Level.ERROR) -> CheckReport:
@@ -151,22 +90,10 @@ def stored(*sources: Path, fail_on: Level = Level.ERROR) -> CheckReport:
 
 
 NAMES = (
-    "plane_x",
-    "plane_y",
-    "plane_colour log p",
-    "plane_colour row norm",
-    "bias",
-    "log_p",
-    "bias_at_log_p",
-    "implicit_bias_at_log_p",
-    "row_difference",
-    "embed_norm",
-    "head_norm",
-    "tied_norm",
-    "under_trained_score",
-    "loss tied",
-    "something new",
-)
+    "plane_x", "plane_y", "plane_colour log p", "plane_colour row norm", "bias", "log_p", "bias_at_log_p",
+    "implicit_bias_at_log_p", "row_difference", "embed_norm", "head_norm", "tied_norm", "under_trained_score",
+    "loss tied", "something new",
+)  # fmt: skip
 MEASURES = ("knn E→T", "knn U→T", "rsa U→T", "norms E→T", "cka E→U", "KL")
 
 
@@ -207,20 +134,9 @@ _numbers = st.one_of(
     st.floats(), st.sampled_from([0.0, -0.0, nan, inf, -inf, 5e-324, 1.7e308, -1.7e308, 1.0, 1.0 + 2**-52])
 )
 _texts = st.one_of(st.sampled_from(BAITS), st.text(max_size=30), st.builds("a {} b".format, st.sampled_from(BAITS)))
-_measures = st.builds(
-    Measure,
-    st.one_of(st.sampled_from(MEASURES), _texts),
-    st.none() | _numbers,
-    st.none() | _numbers,
-    st.none() | _numbers,
-    st.none() | st.integers(0, 10**9),
-    _texts,
-    _texts,
-)
-_series = st.dictionaries(
-    st.one_of(st.sampled_from(NAMES), _texts),
-    st.one_of(st.lists(_numbers, max_size=12), st.lists(_numbers, min_size=5, max_size=5)).map(tuple),
-    max_size=8,
-)
+_figures = [st.none() | _numbers] * 3, st.none() | st.integers(0, 10**9)
+_measures = st.builds(Measure, st.sampled_from(MEASURES) | _texts, *_figures[0], _figures[1], _texts, _texts)
+_values = st.one_of(st.lists(_numbers, max_size=12), st.lists(_numbers, min_size=5, max_size=5)).map(tuple)
+_series = st.dictionaries(st.one_of(st.sampled_from(NAMES), _texts), _values, max_size=8)
 _sections = st.builds(Section, _texts, _texts, st.lists(_measures, max_size=5).map(tuple), _series)
 analyses = st.builds(Analysis, _texts, st.lists(_sections, max_size=4).map(tuple), _texts, _texts)

@@ -13,17 +13,9 @@ from tests.fuzz.mutate.json_tree import Pairs, damaged
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
 _FILES = (
-    ONE,
-    TWO,
-    "./" + ONE,
-    "../" + ONE,
-    "/etc/passwd",
-    "config.json",
-    INDEX,
-    "model.safetensors",
-    "sub/" + ONE,
+    ONE, TWO, "./" + ONE, "../" + ONE, "/etc/passwd", "config.json", INDEX, "model.safetensors", "sub/" + ONE,
     ONE.upper(),
-)
+)  # fmt: skip
 _EXTRA: tuple[object, ...] = (
     *_FILES,
     EMBED,

@@ -19,18 +19,8 @@ COMMANDS = {
     HUB: (("check", "hf://org/*"), ("check", "--format", "json", "hf://org/m*")),
 }  # fmt: skip
 _KEYS = (
-    "m/model.safetensors",
-    "m/config.json",
-    "m/",
-    "m/a",
-    "a",
-    "",
-    "/",
-    "m//x",
-    "m/../x",
-    "../m",
-    "m/sub/config.json",
-)
+    "m/model.safetensors", "m/config.json", "m/", "m/a", "a", "", "/", "m//x", "m/../x", "../m", "m/sub/config.json",
+)  # fmt: skip
 _DATES = ("2026-11-02T10:00:00.000Z", "2026-11-02", "", "now", "9999999-01-01T00:00:00Z", "1969-12-31T23:59:59Z")
 _NEXT = "<http://HUB/api/models?cursor={}>; rel={}"
 _LINKS = (

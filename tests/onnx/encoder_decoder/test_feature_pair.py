@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto
 
 import tieconv
 from tests.cli.run import refused
@@ -25,10 +24,12 @@ from tests.onnx.encoder_decoder.test_pair_parity import (
     failed,
     planted,
     ranges,
+    sessions,
     stale,
     stale_after_a_step,
     swapped_layers,
 )
+from tests.onnx.nodes import editing, op
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity, Verdict
 
@@ -49,9 +50,7 @@ ENTRIES = {"token_lookup", "weights"}
 def test_the_graphs_of_whisper(pairs: Pairs) -> None:
     """The names are those of optimum, the frames are fixed, and both names of the words are one byte range."""
     made = pairs("whisper")
-    encoder, decoder = (
-        ort.InferenceSession(made.graph / name, providers=["CPUExecutionProvider"]) for name in (ENCODER, DECODER)
-    )
+    encoder, decoder = sessions(made.graph)
     assert [(entry.name, entry.shape) for entry in encoder.get_inputs()] == [
         ("input_features", ["batch", BINS, FRAMES])
     ]
@@ -78,9 +77,7 @@ def test_whisper_generates(pairs: Pairs) -> None:
     tokens = torch.randint(3, 1000, (2, 4), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         want = model(input_features=features, decoder_input_ids=tokens).logits
-    encoder, decoder = (
-        ort.InferenceSession(made.graph / name, providers=["CPUExecutionProvider"]) for name in (ENCODER, DECODER)
-    )
+    encoder, decoder = sessions(made.graph)
     feeds = {"encoder_hidden_states": encoder.run(None, {"input_features": features.numpy()})[0]}
     pasts = [entry.name for entry in decoder.get_inputs() if entry.name.startswith("past_key_values.")]
     presents = [name.replace("past_key_values", "present") for name in pasts]
@@ -99,47 +96,28 @@ def matrices(model: ModelProto, *shape: int) -> Iterator[onnx.TensorProto]:
     return (tensor for tensor in model.graph.initializer if list(tensor.dims) == list(shape))
 
 
-def change(tensor: onnx.TensorProto, edit: Callable[[np.ndarray], None]) -> None:
-    """Edit the values of a tensor."""
-    values = numpy_helper.to_array(tensor).copy()
-    edit(values)
-    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-
-
 def convolution(model: ModelProto) -> None:
     """One number of the encoder's first convolution differs."""
-
-    def add(values: np.ndarray) -> None:
+    with editing(next(matrices(model, 32, BINS, 3))) as values:
         values[5, 2, 1] += 0.5
-
-    change(next(matrices(model, 32, BINS, 3)), add)
 
 
 def reversed_kernel(model: ModelProto) -> None:
     """The encoder's first convolution reads the frames in the reverse order of its kernel."""
-
-    def turn(values: np.ndarray) -> None:
+    with editing(next(matrices(model, 32, BINS, 3))) as values:
         values[:] = values[:, :, ::-1].copy()
-
-    change(next(matrices(model, 32, BINS, 3)), turn)
 
 
 def frame_positions(model: ModelProto) -> None:
     """Two positions of the encoder are exchanged."""
-
-    def swap(values: np.ndarray) -> None:
+    with editing(next(matrices(model, 20, 32))) as values:
         values[[3, 4]] = values[[4, 3]]
-
-    change(next(matrices(model, 20, 32)), swap)
 
 
 def head_row(model: ModelProto) -> None:
     """The embedding and the head have another row for one word that no random batch need contain."""
-
-    def negate(values: np.ndarray) -> None:
+    with editing(next(matrices(model, 1021, 32))) as values:
         values[777] *= -1
-
-    change(next(matrices(model, 1021, 32)), negate)
 
 
 def first_positions(model: ModelProto) -> None:
@@ -150,9 +128,9 @@ def first_positions(model: ModelProto) -> None:
     ]
     place = list(model.graph.node).index(lookup)
     for node in (
-        helper.make_node("Mul", [lookup.input[1], "not_a_step"], ["places"]),
-        helper.make_node("Cast", ["first"], ["not_a_step"], to=onnx.TensorProto.INT64),
-        helper.make_node("Not", ["use_cache_branch"], ["first"]),
+        op("Mul", f"{lookup.input[1]} not_a_step", "places"),
+        op("Cast", "first", "not_a_step", to=onnx.TensorProto.INT64),
+        op("Not", "use_cache_branch", "first"),
     ):
         model.graph.node.insert(place, node)
     lookup.input[1] = "places"

@@ -21,6 +21,7 @@ from tests.cli.run import ok, refused, run
 from tests.onnx import faults
 from tests.onnx.encoder_decoder.conftest import Pairs
 from tests.onnx.encoder_decoder.stored_pair import stored_pair
+from tests.onnx.nodes import editing, op
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity, Verdict
 from tieconv.onnx.export import carry_out
@@ -31,6 +32,11 @@ transformers = pytest.importorskip("transformers")
 
 GRAPHS = ("encoder_model.onnx", "decoder_model_merged.onnx")
 SIDES = [f"{layer}.{side}.{part}" for layer in (0, 1) for side in ("decoder", "encoder") for part in ("key", "value")]
+
+
+def sessions(folder: Path) -> list[ort.InferenceSession]:
+    """Of the encoder and of the decoder."""
+    return [ort.InferenceSession(folder / name, providers=["CPUExecutionProvider"]) for name in GRAPHS]
 
 
 def ranges(graph: Path, name: str) -> tuple[str, str, str]:
@@ -46,7 +52,7 @@ def test_two_graphs_and_one_data_file(pairs: Pairs) -> None:
     made = pairs("t5")
     written = {path.name for path in made.graph.iterdir()}
     assert written == {*GRAPHS, "model.onnx.data", "config.json", "generation_config.json", "export.json"}
-    encoder, decoder = (ort.InferenceSession(made.graph / name, providers=["CPUExecutionProvider"]) for name in GRAPHS)
+    encoder, decoder = sessions(made.graph)
     assert [entry.name for entry in encoder.get_inputs()] == ["input_ids", "attention_mask"]
     assert [entry.name for entry in encoder.get_outputs()] == ["last_hidden_state"]
     assert [entry.name for entry in decoder.get_inputs()] == [
@@ -85,7 +91,7 @@ def test_the_past_changes_nothing(pairs: Pairs) -> None:
     tokens = torch.randint(3, 1000, (3, 5), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         want = model(input_ids=ids, attention_mask=mask, decoder_input_ids=tokens).logits
-    encoder, decoder = (ort.InferenceSession(made.graph / name, providers=["CPUExecutionProvider"]) for name in GRAPHS)
+    encoder, decoder = sessions(made.graph)
     (hidden,) = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
     feeds: dict[str, Any] = {"encoder_attention_mask": mask.numpy(), "encoder_hidden_states": hidden}
     feeds |= {f"past_key_values.{side}": torch.zeros(3, 4, 0, 8).numpy() for side in SIDES}
@@ -264,9 +270,9 @@ def step_without_mask(model: ModelProto) -> None:
     rename(model, "encoder_attention_mask", "used_mask")
     one = helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
     for node in (
-        helper.make_node("Where", ["use_cache_branch", "all_ones", "encoder_attention_mask"], ["used_mask"]),
-        helper.make_node("ConstantOfShape", ["mask_shape"], ["all_ones"], value=one),
-        helper.make_node("Shape", ["encoder_attention_mask"], ["mask_shape"]),
+        op("Where", "use_cache_branch all_ones encoder_attention_mask", "used_mask"),
+        op("ConstantOfShape", "mask_shape", "all_ones", value=one),
+        op("Shape", "encoder_attention_mask", "mask_shape"),
     ):
         model.graph.node.insert(0, node)
 
@@ -274,9 +280,8 @@ def step_without_mask(model: ModelProto) -> None:
 def weight(model: ModelProto) -> None:
     """One number of a matrix differs."""
     tensor = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2 and tensor.dims[0] == 1021)
-    values = numpy_helper.to_array(tensor).copy()
-    values[7, 3] += 0.5
-    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    with editing(tensor) as values:
+        values[7, 3] += 0.5
 
 
 FAULTS: dict[str, tuple[str, Fault, set[str]]] = {

@@ -7,20 +7,18 @@ from typing import Any
 
 import transformers as tr
 
-from tests.onnx.exported import _SIZES, ARCHITECTURES, ROWS, STD, WIDTH
+from tests.onnx.exported import _BART, _SIZES, ARCHITECTURES, ROWS, STD, WIDTH
 
 _SIX = _SIZES | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 
-_HALVES: dict[str, Any] = {
-    "vocab_size": ROWS, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128,
-    "init_std": STD, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 2,
-}  # fmt: skip
+_HALVES = _BART | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _T5: dict[str, Any] = {
     "vocab_size": ROWS, "d_model": WIDTH, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 3,
     "initializer_factor": 0.5, "decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu",
 }  # fmt: skip
 """Sizes of mT5-small: heads times their width is not the model's width."""
+
+_LED = {"max_encoder_position_embeddings": 128, "max_decoder_position_embeddings": 128}
 
 ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
     "mt5": lambda: tr.MT5ForConditionalGeneration(tr.MT5Config(**_T5, tie_word_embeddings=False)),
@@ -33,12 +31,7 @@ ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
     "blenderbot": lambda: tr.BlenderbotForConditionalGeneration(tr.BlenderbotConfig(**_HALVES)),
     "blenderbot-small": lambda: tr.BlenderbotSmallForConditionalGeneration(tr.BlenderbotSmallConfig(**_HALVES)),
     "plbart": lambda: tr.PLBartForConditionalGeneration(tr.PLBartConfig(**_HALVES)),
-    "led": lambda: tr.LEDForConditionalGeneration(
-        tr.LEDConfig(
-            **_HALVES | {"max_encoder_position_embeddings": 128, "max_decoder_position_embeddings": 128},
-            attention_window=4,
-        )
-    ),
+    "led": lambda: tr.LEDForConditionalGeneration(tr.LEDConfig(**_HALVES | _LED, attention_window=4)),
 }
 """Encoder-decoders besides t5 and bart."""
 

@@ -15,8 +15,8 @@ import pytest
 
 import tieconv
 from tests.cli.run import ok, refused
+from tests.onnx.conftest import Replay
 from tests.onnx.graphs import copies
-from tests.onnx.layouts.conftest import Traced
 from tests.onnx.nodes import model as nodes_model
 from tests.onnx.nodes import op, token_ids, value
 from tests.slow import fast_only
@@ -66,9 +66,9 @@ def test_the_words_are_the_layouts() -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUT_NAMES)
-def test_files_and_names(traced: Traced, tmp_path: Path, layout: str) -> None:
+def test_files_and_names(replay: Replay, tmp_path: Path, layout: str) -> None:
     """Each file where the program looks for it, each cache tensor by its name, the matrix stored once."""
-    made = traced("llama")
+    made = replay("llama")
     source = source_of(made.model, tmp_path)
     out = tmp_path / "out"
     found = json.loads(ok("export --no-parity --json --layout", layout, source, "-o", out).stdout)
@@ -98,9 +98,9 @@ def test_files_and_names(traced: Traced, tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", fast_only([name for name in LAYOUT_NAMES if name != "plain"], ["optimum"]))
-def test_the_renamed_graph_is_measured(traced: Traced, tmp_path: Path, layout: str) -> None:
+def test_the_renamed_graph_is_measured(replay: Replay, tmp_path: Path, layout: str) -> None:
     """Parity runs the graph with the layout's names, and so does `tieconv parity` on OUT afterwards."""
-    made = traced("llama")
+    made = replay("llama")
     out = tmp_path / "out"
     found = json.loads(ok("export --provider cpu --json --layout", layout, made.model, "-o", out).stdout)
     assert found["parity"]["verdict"] == "passed"
@@ -111,9 +111,9 @@ def test_the_renamed_graph_is_measured(traced: Traced, tmp_path: Path, layout: s
         assert ok("parity", out / graph, made.model, "--provider", "cpu").exit_code == 0
 
 
-def test_genai_config(traced: Traced, tmp_path: Path) -> None:
+def test_genai_config(replay: Replay, tmp_path: Path) -> None:
     """The document has the model's sizes and tokens; the generation config wins over the config."""
-    source = source_of(traced("llama").model, tmp_path)
+    source = source_of(replay("llama").model, tmp_path)
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5], "top_k": 7, "do_sample": True}))
     ok("export --no-parity --layout genai", source, "-o", tmp_path / "out")
     document = json.loads((tmp_path / "out" / "genai_config.json").read_text())
@@ -128,9 +128,9 @@ def test_genai_config(traced: Traced, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_transformers_js_config(traced: Traced, tmp_path: Path, precision: str) -> None:
+def test_transformers_js_config(replay: Replay, tmp_path: Path, precision: str) -> None:
     """The config says which graph to load and with which data; its other entries are those of the model."""
-    made = traced("llama", "float32" if precision == "fp32" else "float16")  # type: ignore[call-arg]
+    made = replay("llama", "float32" if precision == "fp32" else "float16")
     out = tmp_path / "out"
     ok("export --no-parity --layout transformers.js --precision", precision, made.model, "-o", out)
     stem = "model" if precision == "fp32" else "model_fp16"
@@ -154,10 +154,10 @@ QUANTISED = [
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("layout", "scheme", "precision", "graph", "data", "dtype"), QUANTISED)
 def test_a_quantised_graph_has_the_names_of_its_layout(
-    traced: Traced, tmp_path: Path, layout: str, scheme: str, precision: str, graph: str, data: str, dtype: str | None
+    replay: Replay, tmp_path: Path, layout: str, scheme: str, precision: str, graph: str, data: str, dtype: str | None
 ) -> None:
     """Graph, data and cache tensors have the program's names, and the config has the program's word for the type."""
-    made = traced("llama", "float32" if precision == "fp32" else "float16")  # type: ignore[call-arg]
+    made = replay("llama", "float32" if precision == "fp32" else "float16")
     out = tmp_path / "out"
     options = f"--layout {layout} --quantise {scheme} --precision {precision}"
     found = json.loads(ok(f"export --no-parity --json {options}", made.model, "-o", out).stdout)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 
 import tieconv
 from fixtures import exporters
 from tests.onnx.exported import build
+from tests.onnx.graphs import write_optimised
 from tests.onnx.planted.once import torch_once
 from tests.onnx.planted.rows_file import measure_rows
 from tests.onnx.planted.torch_export import by_torch
@@ -27,27 +27,12 @@ WRAPPED = ("bert", "cohere", "gemma2", "gpt2", "granite", "llama", "mistral-48")
 """Models that torch's own exporter writes too, with the plain wrappers of `torch_export`."""
 FILE = Path(__file__).parents[3] / "docs" / "pages" / "healthy.json"
 MODELS = (
-    "bart",
-    "bert",
-    "cohere",
-    "gemma2",
-    "gpt2",
-    "granite",
-    "llama",
-    "mistral-48",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "t5",
-)
+    "bart", "bert", "cohere", "gemma2", "gpt2", "granite", "llama", "mistral-48", "mixtral", "qwen2", "qwen3", "t5",
+)  # fmt: skip
 
 
 def by_onnxruntime(source: Path, to: Path) -> None:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(to)
-    options.log_severity_level = 4
-    ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    write_optimised(source, to, "EXTENDED")
 
 
 def by_onnxscript(source: Path, to: Path) -> None:

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tieconv as api
 from fixtures.onnx_graphs import Graph, build, turned, values
 from tests.conftest import ROOT
-from tests.onnx.graphs import outputs, same_bits, session
+from tests.onnx.graphs import outputs, same_bits, session, write_optimised
 from tests.onnx.nodes import model, op, save, token_ids, value
 from tieconv.checkpoint.graph_structure import MEASURED_RUNTIMES, RUNTIMES
 from tieconv.onnx.share.find import FUSED_F64
@@ -108,13 +108,8 @@ def made(folder: Path, width: int, dtype: str, before: Steps, behind: Steps) -> 
 def fuses(dtype: str) -> bool:
     """Whether the installed ONNX Runtime takes a constant factor into a MatMul of this type."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
-        options.log_severity_level = 4
         source = made(Path(folder), 32, dtype, [("Mul", 0.3)], [])
-        ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
-        written = nodes(Path(folder) / "optimised.onnx")
+        written = nodes(write_optimised(source, Path(folder) / "optimised.onnx"))
     alpha = [one.f for node in written for one in node.attribute if one.name == "alpha"]
     return any(number != 1 for number in alpha) and not any(node.op_type == "Mul" for node in written)
 
@@ -530,12 +525,8 @@ def test_a_frame(case: str) -> None:
     GOOD[case](framed)
     found = reshaped_gemm_of(framed.gemm)
     assert found is not None
-    assert (found.x, found.first_reshape, found.gemm, found.last_reshape) == (
-        framed.x,
-        framed.first,
-        framed.gemm,
-        framed.last,
-    )
+    parts = found.x, found.first_reshape, found.gemm, found.last_reshape
+    assert parts == (framed.x, framed.first, framed.gemm, framed.last)
 
 
 @pytest.mark.parametrize("case", RESHAPED)
