@@ -246,6 +246,24 @@ def test_a_naive_untie_of_t5(pair) -> None:
     assert torch.allclose(logits[0] * 4, logits[1])
 
 
+def test_large_tensors_are_remembered_apart(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer about one is not that about another."""
+    monkeypatch.setattr("tieconv.comparison.pair._REMEMBERED", 0)
+    a, b = pair("llama-tied")
+    edit(b, lambda stored: stored.update({UP: stored[UP] * 4}))
+    assert different(diff(a, b)) == {UP.removeprefix("model."): "scaled"}
+
+
+def test_one_file_under_two_scales(pair) -> None:
+    """Hard links are one file, whose bytes are not compared. The config of T5 scales the logits."""
+    a, b = pair("t5")
+    (b / "model.safetensors").unlink()
+    (b / "model.safetensors").hardlink_to(a / "model.safetensors")
+    configure(b, scale_decoder_outputs=False)
+    document = diff(a, b)
+    assert different(document) == {H: "scaled"} and document["tensors"]["bytes_compared"] == 0
+
+
 def test_two_names_of_a_bias(pair) -> None:
     """C14: untied with the outer name alone, transformers 5 computes without a bias and transformers 4 with it."""
     a, b = pair("bert-mlm")
@@ -281,8 +299,8 @@ def test_a_config_value_that_computes(pair, change: dict[str, Any]) -> None:
 def test_other_files_are_told_and_not_judged(pair) -> None:
     """A tokenizer that differs is another tokenizer, not another function of token ids."""
     a, b = pair("llama-tied")
-    (a / "tokenizer.json").write_text("{}")
-    (b / "tokenizer.json").write_text("[]")
+    (a / "tokenizer.json").write_text("1")
+    (b / "tokenizer.json").write_text("2")
     (a / "README.md").write_text("card")
     document = diff(a, b)
     assert document["same_function"]

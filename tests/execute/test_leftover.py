@@ -17,7 +17,7 @@ import pytest
 from tests.refusals import failure_of
 from tieconv.errors import DestinationError
 from tieconv.execute import Target, execute, staging
-from tieconv.execute.staging import SIZE, Owner, Staging, is_cut, parse, sweep
+from tieconv.execute.staging import SIZE, Owner, Staging, _is_free, is_cut, parse, sweep
 from tieconv.execute.target import staging_path
 
 from . import models
@@ -374,6 +374,11 @@ def test_markers() -> None:
     """A marker reads back; other content is none; a cut one is recognised by its beginning."""
     owner = Owner(12, "host", "boot", 34, 56)
     assert parse(owner.encode()) == owner
+    assert parse(b'{"program": "tieconv", "pid": 1, "host": "x"}') == Owner(1, "x") == Owner(1, "x", "", 0, 0, 0)
+    assert [parse(replace(owner, pid=pid).encode()) is None for pid in (-1, 0, (1 << 64) - 1, 1 << 64)] == [
+        True, False, False, True
+    ]  # fmt: skip
+    assert [_is_free(pid) for pid in (0, 1, os.getppid(), os.getpid(), 1 << 70)] == [False, False, False, True, True]
     assert len(Owner.current().encode()) == SIZE
     for other in (b"", b"null", b"[]", b'{"program": "tieconv"}', b'{"program": "tieconv", "pid": true, "host": "x"}'):
         assert parse(other) is None

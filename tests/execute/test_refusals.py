@@ -93,7 +93,8 @@ def test_out_is_a_hard_link_to_the_source(model: Path, tmp_path: Path) -> None:
     """A second name of the source file is the source file."""
     os.link(model / "model.safetensors", tmp_path / "twin.safetensors")
     plan = models.retie(model / "model.safetensors")
-    refused(plan, Target(tmp_path / "twin.safetensors", overwrite=True), DestinationError, "out.is-source")
+    error = refused(plan, Target(tmp_path / "twin.safetensors", overwrite=True), DestinationError, "out.is-source")
+    assert "or use --in-place" in error.command_hint
 
 
 def test_parent_is_read_only(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,8 +313,9 @@ def test_old_out_that_cannot_be_listed(model: Path, tmp_path: Path, monkeypatch:
     (tmp_path / "out").mkdir()
     plan = models.retie(model)
     monkeypatch.setattr(os, "listdir", models.failing(errno.EACCES))
-    with pytest.raises(WriteFailedError, match="permission denied"):
+    with pytest.raises(WriteFailedError, match="permission denied") as raised:
         checks.check_target(plan, Target(tmp_path / "out", overwrite=True))
+    assert "write somewhere else" in raised.value.command_hint
 
 
 def test_late_sync_failure(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

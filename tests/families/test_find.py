@@ -67,6 +67,13 @@ def test_without_architectures_the_model_type_decides(model_type: str, architect
     assert find({"model_type": model_type}).architecture == architecture
 
 
+def test_the_first_64_architectures_are_looked_up() -> None:
+    """transformers writes one. The first that tieconv knows counts."""
+    for number, known in ((63, True), (64, False)):
+        family = find({"architectures": [*["Acme"] * number, "LlamaForCausalLM"]})
+        assert (family.architecture == "LlamaForCausalLM") is known
+
+
 def test_gpt2_of_the_hub_has_no_prefix() -> None:
     """Names resolve with the base model's prefix, without it, and under the name in memory."""
     family = find({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"})

@@ -144,6 +144,8 @@ def test_description_is_the_plan(words: tuple[str, ...], model: str, hub: Hub, t
     assert told == {(KINDS[one["op"]], one["name"]) for one in plan if one["op"] in KINDS}
     config = {one["name"]: one["note"].split(" becomes ")[1] for one in push["effects"] if one["kind"] == "config"}
     assert config == {one["path"]: json.dumps(one["value"]) for one in plan if one["op"] == "SetConfig"}
+    formats = [(one["name"], one["note"]) for one in push["effects"] if one["kind"] == "format"]
+    assert formats == [("weights", "safetensors becomes torch")] * (words[0] == "convert")
     kept = [one for one in push["effects"] if one["kind"] == "keep"]
     count = len([one for one in plan if one["op"] == "KeepTensor"])
     assert [(one["name"].split()[0], one["note"]) for one in kept] == [(f"{count}", "byte for byte")]

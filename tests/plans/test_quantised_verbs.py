@@ -490,6 +490,7 @@ class TestDiff:
         assert matrix.a is not None and matrix.b is not None and matrix.relation is not None
         assert (matrix.a.scheme, matrix.b.bits, matrix.relation.state) == ("F32", 4, PairState.DIFFERENT)
         assert "F32 in A, compressed-tensors pack-quantized, 4 bits in B: different" in render(comparison)
+        assert matrix.a.shape == matrix.b.shape == (32, 64)
 
     def test_a_matrix_of_one_model(self, tmp_path: Path) -> None:
         source = model(tmp_path / "tied", packed, NAMED, True, "q0")

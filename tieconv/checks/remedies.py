@@ -159,9 +159,7 @@ def is_merged(tie: Tie) -> bool:
 
 def flag_is_storage(inspection: Inspection) -> bool:
     """Return whether the flag decides only storage, in both major versions of transformers."""
-    family = inspection.family
-    known = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
-    return known == {FlagMeaning.STORAGE}
+    return {inspection.family.meaning_v5, inspection.family.meaning_v4} == {FlagMeaning.STORAGE}
 
 
 def _untie_refuses(inspection: Inspection, tie: Tie, member: Member) -> bool:

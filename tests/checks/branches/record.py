@@ -15,7 +15,8 @@ from tests.checks import test_levels
 from tests.checks.branches import ties
 from tests.checks.fixtures import asked, builder
 from tests.checks.fixtures.graphs import saved
-from tests.checks.fixtures.model import EMBED, Tensors, llama, matrix, save, vector, weights
+from tests.checks.fixtures.model import EMBED, KIMI, Tensors, flagged, llama, matrix, save, vector, weights
+from tests.checks.fixtures.more import base_of, save_adapter
 from tests.inspection.quantised.stored_models import MLX_SIZES, equal, mlx, model
 from tieconv.checks import RULES
 
@@ -86,6 +87,7 @@ def _read_by_cast(folder: Path) -> Path:
     return saved(graph, folder)
 
 
+HEAD_TOKENS = {"base_model.model.lm_head.token_adapter.trainable_tokens_delta": matrix(1)}
 BUILT: dict[str, Build] = {
     "TIE012 Mistral's own format": _mistral,
     "IDX009 equal": _beside(llama()),
@@ -93,6 +95,15 @@ BUILT: dict[str, Build] = {
     "IDX009 another embedding": _beside({**llama(), EMBED: matrix(seed=1)}),
     "IDX009 a norm more": _beside({**llama(), "model.layers.0.norm.weight": vector(4)}),
     "IDX009 GGUF beside": _gguf_beside,
+    "PEF004 the head of a class that never ties": lambda folder: save_adapter(
+        folder,
+        {"base_model.model.lm_head.weight": matrix(10)},
+        save(folder / "base", flagged(KIMI, False), llama(head=matrix(seed=1))),
+        modules_to_save=["lm_head"],
+    ),
+    "PEF005 rows of the head of a tied model": lambda folder: save_adapter(
+        folder, HEAD_TOKENS, base_of(folder), trainable_token_indices={"lm_head": [3]}
+    ),
     "ONX001 an old opset": _old(opset=10),
     "ONX001 an old IR": _old(ir_version=3),
     "ONX001 a Cast reads the head": _read_by_cast,
