@@ -187,10 +187,11 @@ def test_equal_hashes_of_files(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     sharded(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b" / "README.md").write_text("a card")
+    (tmp_path / "b" / "empty.txt").touch()
     hub.add("org/a", tmp_path / "a")
     hub.add("org/b", tmp_path / "b")
     result = sound(tieconv("diff", "hf://org/a", "hf://org/b"))
-    assert "README.md" in result.stdout
+    assert "README.md" in result.stdout and "empty.txt" in result.stdout
     assert hub.sent < 2 * (9 * 65536 + 2 * 4096 + 16384)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,9 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources import local
 from tieconv.sources.local import AHEAD, FileSet, in_hub_cache, locate, open_files, open_regular
-from tieconv.sources.ranged import RangedFiles, concurrently
+from tieconv.sources.objects import host_gate
+from tieconv.sources.ranged import RangedFiles, concurrently, interruptible
+from tieconv.sources.user_files import new_file
 
 DIGEST = "0f" * 32
 
@@ -321,7 +324,7 @@ def test_the_kernel_is_told_what_comes_next(tmp_path: Path, monkeypatch: pytest.
     """Large reads of a tensor announce the next bytes of it, at most once for `AHEAD` bytes and not beyond its end."""
     announced: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, advice: announced.append((start, size)))
-    size, block = 2 * AHEAD + 5, 256 * 1024
+    size, block = 4 * AHEAD + 5, 256 * 1024
     data = os.urandom(size)
     (tmp_path / "file").write_bytes(data)
     span = ByteRange("file", 0, size)
@@ -332,7 +335,28 @@ def test_the_kernel_is_told_what_comes_next(tmp_path: Path, monkeypatch: pytest.
             files.read_into(span, offset, memoryview(buffer))
             pieces.append(bytes(buffer))
     assert b"".join(pieces) == data
-    assert announced == [(AHEAD, AHEAD + 5), (2 * AHEAD, 5)]
+    assert announced == [(number * AHEAD, min(2 * AHEAD, size - number * AHEAD)) for number in range(1, 5)]
+
+
+def test_a_request_ends_with_the_process() -> None:
+    """Its thread is a daemon, so an interrupt does not wait for the network."""
+    assert interruptible(lambda: current_thread().daemon)
+
+
+def test_which_proxies_the_gate_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that speaks HTTP. Without a scheme it does."""
+    for proxy, passes in (("http://a:1", True), ("a:1", True), ("https://a:1", False), ("socks5://a:1", False)):
+        monkeypatch.setattr(host_gate, "getproxies", lambda proxy=proxy: {"https": proxy, "no": "socks5://b"})
+        assert host_gate.relays() is passes, proxy
+
+
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        new_file(tmp_path / "file").close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666
 
 
 def test_ranges_are_announced_together() -> None:

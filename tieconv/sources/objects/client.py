@@ -301,7 +301,7 @@ class ObjectFiles(ranged.RangedFiles):
         """Return a state as for a local file. Two states are equal only for one key with one ETag."""
         stored = self.listed.file(name)
         identity = f"{self.listed.path}/{name} {stored.etag}"
-        number = int(sha256(identity.encode("utf-8", "surrogatepass")).hexdigest(), 16)
+        number = int.from_bytes(sha256(identity.encode("utf-8", "surrogatepass")).digest())
         return FileState(-3, number, stored.size, int(stored.modified * 1e9))
 
     def size(self, name: str) -> int:
