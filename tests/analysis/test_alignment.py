@@ -266,15 +266,10 @@ def test_memory_is_bounded() -> None:
 
 def test_one_vote_is_no_disagreement() -> None:
     """A single measure that tells the roles apart is too little, and is not said to be contradicted."""
-    none, won = (
-        Contest("knn", (0.1, 0.1, 0.1, None), (0.1, 0.1, 0.1, None)),
-        ((0.1, 0.1, 0.01, None), (0.9, 0.1, 0.01, None)),
-    )
-    told = verdict([none, none, Contest("norms", *won)])
-    assert told == (
-        "mixed",
-        "The measures do not decide: the norm profile favours the head. The others favour neither role.",
-    )
+    none = Contest("knn", (0.1, 0.1, 0.1, None), (0.1, 0.1, 0.1, None))
+    won = (0.1, 0.1, 0.01, None), (0.9, 0.1, 0.01, None)
+    sentence = "The measures do not decide: the norm profile favours the head. The others favour neither role."
+    assert verdict([none, none, Contest("norms", *won)]) == ("mixed", sentence)
     against = verdict([none, Contest("rsa", *won[::-1]), Contest("norms", *won)])
     assert against[0] == "mixed" and against[1].startswith("The measures do not agree on one role: ")
 

@@ -402,10 +402,8 @@ def test_detail_and_series(model: Path) -> None:
     assert {len(points) for points in section["series"].values()} == {ROWS - 50}
     checkpoint(model.parent / "tied", noise(0))
     tied = analyze(model.parent / "tied", counts=counts).section("Frequency")
-    assert tied is not None and [measure.name for measure in tied.measures] == [
-        "Spearman, norm of the tied table",
-        "Pearson of log p, norm of the tied table",
-    ]
+    names = ["Spearman, norm of the tied table", "Pearson of log p, norm of the tied table"]
+    assert tied is not None and [measure.name for measure in tied.measures] == names
     ok(f"analyze --counts {counts} --html {model.parent / 'p.html'}", model)
     assert "norm of the output head against word frequency" in (model.parent / "p.html").read_text("utf-8")
 

@@ -203,11 +203,8 @@ def test_words_of_one_frequency_have_no_line(tmp_path: Path) -> None:
     build(tmp_path / "model", tied=True)
     (tmp_path / "text.txt").write_text(" ".join(f"w{number}" for number in range(VOCABULARY - PADDING)) + " ")
     (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text() * 4)
-    measure = figure(
-        tieconv.analyze(tmp_path / "model", text=tmp_path / "text.txt"),
-        "Bias",
-        "R², implicit bias U·mean(h) from log p",
-    )
+    analysis = tieconv.analyze(tmp_path / "model", text=tmp_path / "text.txt")
+    measure = figure(analysis, "Bias", "R², implicit bias U·mean(h) from log p")
     assert measure.value is None and "different frequencies" in measure.says
 
 
@@ -224,11 +221,8 @@ def test_maps_are_coloured_by_difference_and_by_frequency(drifted: Path, text: P
     section = analysis.section("Map: output embedding")
     assert section is not None
     names = [name for name in section.series if name.startswith("plane_colour")]
-    assert names == [
-        "plane_colour difference of the two rows",
-        "plane_colour log10(1 + times in the text)",
-        "plane_colour row norm",
-    ]
+    shown = "difference of the two rows", "log10(1 + times in the text)", "row norm"
+    assert names == [f"plane_colour {name}" for name in shown]
     values, counts = tensors(drifted), counted(text)
     apart = (values["lm_head.weight"] - values["model.embed_tokens.weight"]).norm(dim=1).numpy()
     assert section.series[names[0]] == pytest.approx(apart, rel=1e-3)

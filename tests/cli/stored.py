@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -84,6 +83,8 @@ def flags(folder: Path) -> list[object]:
 
 def logits(folder: Path) -> torch.Tensor:
     """What a causal language model computes of a few ids in float32."""
+    import transformers
+
     ids = torch.arange(3, 40)[None]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():

@@ -243,13 +243,9 @@ def standin(**more: Any) -> dict[str, Any]:
     """A measurement as the stand-in gives it."""
     made = document()
     memory = [row | {"memory": "stand-in"} for row in made["parts"]["memory"]]
+    placement = {CUDA: {"Gemm": 1}, CPU: {"Shape": 3}}
     rows = [
-        {
-            "key": "llama/fp32",
-            "model": "llama",
-            "precision": "fp32",
-            "placement": {CUDA: {"Gemm": 1}, CPU: {"Shape": 3}},
-        },
+        {"key": "llama/fp32", "model": "llama", "precision": "fp32", "placement": placement},
         {"key": "bert/bf16", "verdict": "not_run", "reason": "1 heavy node runs on the CPU: MatMul"},
         {"key": "opt/fp16", "error": "RuntimeError: no", "about": ["opt", "fp16"]},
     ]

@@ -18,13 +18,9 @@ PAGE = ROOT / "docs" / "reproduce.md"
 
 def printed(*words: str) -> list[list[str]]:
     """The cells of each line of the table."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "reproduce.py"), *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
+    command, environment = [sys.executable, str(ROOT / "docs" / "reproduce.py"), *words], {"PYTHONPATH": str(ROOT)}
+    environment["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return cells(done.stdout)
 
 

@@ -418,12 +418,8 @@ def test_only_the_level_that_a_version_reads(tmp_path: Path) -> None:
 
 def test_a_null_at_the_only_level(tmp_path: Path) -> None:
     """A flat class has one level; what is not text of it is no level."""
-    path = save(
-        tmp_path / "model",
-        {**LLAMA, "tie_word_embeddings": None, "vision_config": {"tie_word_embeddings": True}},
-        llama(),
-    )
-    inspection = api.inspect(path)
+    values = {**LLAMA, "tie_word_embeddings": None, "vision_config": {"tie_word_embeddings": True}}
+    inspection = api.inspect(save(tmp_path / "model", values, llama()))
     assert (levels(inspection), reading_v4(inspection)) == ({}, False)
 
 

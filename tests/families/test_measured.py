@@ -104,13 +104,9 @@ def test_pattern_on_whole_files(generator: ModuleType) -> None:
         family = table.load(name)
         assert family is not None
         shapes = {key: tuple(t.shape) for key, t in generator.saved(generator.zoo.build(name, tie=False)).items()}
-        tables = {family.input_embedding} | {
-            member
-            for group in family.groups
-            if group.role == "word_embedding"
-            for member in (group.canonical, *group.members)
-            if member != family.output_head
-        }
+        groups = [group for group in family.groups if group.role == "word_embedding"]
+        members = {member for group in groups for member in (group.canonical, *group.members)}
+        tables = {family.input_embedding} | members - {family.output_head}
         embedding, head = pattern.guess(shapes, generator.zoo.VOCAB)
         right += (embedding in tables) + (head == family.output_head)
         wrong += (embedding not in tables) + (head != family.output_head)

@@ -58,11 +58,8 @@ def test_names_shapes_and_types(saved: Path) -> None:
     """The tensors of the metadata, by torch's own reader."""
     from torch.distributed.checkpoint import FileSystemReader
 
-    expected = {
-        name: tuple(entry.size)
-        for name, entry in FileSystemReader(saved).read_metadata().state_dict_metadata.items()
-        if hasattr(entry, "size")
-    }
+    metadata = FileSystemReader(saved).read_metadata().state_dict_metadata
+    expected = {name: tuple(entry.size) for name, entry in metadata.items() if hasattr(entry, "size")}
     checkpoint = api.inspect(saved).checkpoint
     tensors = {**checkpoint.tensors, **checkpoint.table.training}
     assert set(checkpoint.table.training) == {"optim.state.exp_avg"}
@@ -76,10 +73,8 @@ def test_states_by_depth(saved: Path, depth: str, state: State) -> None:
     """With the headers alone nothing is claimed; with the bytes the head is another table."""
     inspection = api.inspect(saved, depth=depth)
     assert inspection.word_tie is not None
-    assert {member.name: member.state for member in inspection.word_tie.members} == {
-        EMBED: State.CANONICAL,
-        HEAD: state,
-    }
+    states = {member.name: member.state for member in inspection.word_tie.members}
+    assert states == {EMBED: State.CANONICAL, HEAD: state}
     assert [finding.rule for finding in inspection.findings] == ["TIE012"]
 
 

@@ -85,9 +85,8 @@ def test_agrees_with_the_package(tmp_path: Path) -> None:
         tensor.name: (tensor.tensor_type.name, tuple(map(int, reversed(tensor.shape))), int(tensor.data_offset))
         for tensor in gguf_package.GGUFReader(path).tensors
     }
-    assert {
-        name: (record.dtype, record.shape, record.range.start) for name, record in checkpoint.tensors.items()
-    } == expected
+    stored = checkpoint.tensors.items()
+    assert {name: (record.dtype, record.shape, record.range.start) for name, record in stored} == expected
     assert checkpoint.files[0].metadata is not None
     assert checkpoint.files[0].metadata["general.architecture"] == "qwen3"
     assert "tokenizer.chat_template" not in checkpoint.files[0].metadata

@@ -23,13 +23,8 @@ characters = st.characters(exclude_categories=["Cs"])
 keys = st.sampled_from(
     ["a", "b", "tie_word_embeddings", "é", "\U0001f600", 'q"', "\\", "{", "", "a,b", "\n"]
 ) | st.text(characters, max_size=4)
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**18), 10**18)
-    | st.floats(allow_nan=False)
-    | st.text(characters, max_size=6)
-)
+numbers = st.integers(-(10**18), 10**18) | st.floats(allow_nan=False)
+scalars = st.none() | st.booleans() | numbers | st.text(characters, max_size=6)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
 )

@@ -224,10 +224,8 @@ def test_values_beside_tensors_are_named(tmp_path: Path) -> None:
     """Nothing is left out in silence."""
     path = save(tmp_path / "model.pt", {"w": torch.ones(2), "version": "1", "extra": None, 3: torch.ones(1)})
     (caution,) = read(path).cautions
-    assert (caution.code, caution.message) == (
-        "torch.extra",
-        "tieconv ignores 3 values that are not tensors: version, extra, 3",
-    )
+    assert caution.code == "torch.extra"
+    assert caution.message == "tieconv ignores 3 values that are not tensors: version, extra, 3"
 
 
 def test_whole_module_is_refused_by_its_class(tmp_path: Path) -> None:
@@ -413,13 +411,8 @@ def storage_of(folder: Path, state: Any) -> Any:
 def test_kinds_of_sharing(tmp_path: Path) -> None:
     """Each pair by what it shares: nothing, the same elements, a transpose, a reshape, a slice, an overlap."""
     base = table(10, 4)
-    cases: dict[str, tuple[torch.Tensor, torch.Tensor]] = {
-        "aliased": (base, base),
-        "transposed": (base, base.T),
-        "view": (base, base.view(4, 10)),
-        "slice": (base, base[2:5]),
-        "overlap": (base[:6], base[4:]),
-    }
+    views = {"aliased": base, "transposed": base.T, "view": base.view(4, 10), "slice": base[2:5]}
+    cases = {kind: (base, view) for kind, view in views.items()} | {"overlap": (base[:6], base[4:])}
     for kind, (left, right) in cases.items():
         (overlap,) = storage_of(tmp_path, {"a": left, "b": right}).overlaps
         assert (overlap.kind, set(overlap.tensors)) == (kind, {"a", "b"})
@@ -465,10 +458,8 @@ def test_duplicates_count_no_shared_byte(tmp_path: Path) -> None:
     second_table = table(8, 4, seed=5)
     state = {EMBED: table(), "a.weight": second_table, "b.weight": second_table, "c.weight": second_table.T}
     evidence = inspect(tmp_path / "model", state, "full")
-    assert [(entry.kind, entry.tensors, entry.bytes_wasted) for entry in evidence.duplicates] == [
-        (State.ALIASED, ("a.weight", "b.weight"), 0),
-        (State.TRANSPOSED, ("a.weight", "c.weight"), 0),
-    ]
+    wanted = (State.ALIASED, ("a.weight", "b.weight"), 0), (State.TRANSPOSED, ("a.weight", "c.weight"), 0)
+    assert [(entry.kind, entry.tensors, entry.bytes_wasted) for entry in evidence.duplicates] == [*wanted]
     assert evidence.bytes_unique == evidence.bytes_stored
 
 
@@ -525,10 +516,8 @@ def test_names_of_two_more_conventions(tmp_path: Path) -> None:
     """`tok_embedding` with `fc_out`, and Gemma's own `embedder`, are an embedding and a head."""
     save(tmp_path / "a.pt", {"tok_embedding.weight": table(), "fc_out.weight": table(), "norm.weight": table(4, 4)})
     (tie,) = tieconv.inspect(tmp_path / "a.pt").ties
-    assert [(member.name, member.state) for member in tie.members] == [
-        ("tok_embedding.weight", State.CANONICAL),
-        ("fc_out.weight", State.IDENTICAL),
-    ]
+    states = {member.name: member.state for member in tie.members}
+    assert states == {"tok_embedding.weight": State.CANONICAL, "fc_out.weight": State.IDENTICAL}
     save(tmp_path / "b.pt", {"embedder.weight": table(), "layers.0.weight": table(4, 4)})
     embedding = tieconv.inspect(tmp_path / "b.pt").head.input_embedding
     assert embedding is not None and embedding.name == "embedder.weight"

@@ -10,16 +10,10 @@ from tieconv.checkpoint.weight_file import BITS
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 CONFIG: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "tie_word_embeddings": False,
-    "vocab_size": 8,
-    "hidden_size": 4,
-    "num_hidden_layers": 1,
-    "torch_dtype": "float32",
-    "rms_norm_eps": 1e-6,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False, "vocab_size": 8,
+    "hidden_size": 4, "num_hidden_layers": 1, "torch_dtype": "float32", "rms_norm_eps": 1e-6,
     "rope_scaling": {"type": "linear", "factor": 2.0},
-}
+}  # fmt: skip
 Tensors = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 
 

@@ -44,12 +44,8 @@ def describe(provider: str) -> dict[str, Any]:
 
     return {
         "gpu": _gpu(torch) if provider == "cuda" else None,
-        "cpu": {
-            "name": _processor(),
-            "cores": os.cpu_count(),
-            "system": platform.system(),
-            "machine": platform.machine(),
-        },
+        "cpu": {"name": _processor(), "cores": os.cpu_count()}
+        | {"system": platform.system(), "machine": platform.machine()},
         "python": platform.python_version(),
         "onnxruntime": {"version": onnxruntime.__version__, "cuda": getattr(onnxruntime, "cuda_version", "") or None},
         "torch": {

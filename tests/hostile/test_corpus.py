@@ -172,12 +172,9 @@ def test_process(corpus: Mapping[str, Case], name: str) -> None:
 def test_terminals_that_lack_characters(corpus: Mapping[str, Case], name: str, encoding: str) -> None:
     """A `…` or a name that the encoding lacks is no reason to stop."""
     hostile_file = corpus[name]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "tieconv", "inspect", str(hostile_file.path)],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
-        check=False,
-    )
+    words = [sys.executable, "-P", "-m", "tieconv", "inspect", str(hostile_file.path)]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(words, capture_output=True, env=environment)
     assert done.returncode == (0 if hostile_file.honest else 2), done.stderr
     assert b"unexpected" not in done.stderr
 

@@ -12,12 +12,9 @@ from tieconv.formats.safetensors import encode_header
 
 ROWS, WIDTH = 2048, 128
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "tie_word_embeddings": False,
-    "vocab_size": ROWS,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False, "vocab_size": ROWS,
     "hidden_size": WIDTH,
-}
+}  # fmt: skip
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 

@@ -166,14 +166,8 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             self.answer()
 
         def answer(self) -> None:
-            self.asked = Request(
-                server,
-                self.command,
-                self.path,
-                self.headers.get("Range"),
-                self.headers.get("Authorization"),
-                self.headers.get("Accept-Encoding"),
-            )
+            given = map(self.headers.get, ("Range", "Authorization", "Accept-Encoding"))
+            self.asked = Request(server, self.command, self.path, *given)
             with hub.lock:
                 hub.requests.append(self.asked)
                 hub.open += 1
@@ -211,11 +205,8 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
         # -- what is said
 
         def fail(self, status: int, code: str = "", headers: dict[str, str] | None = None) -> None:
-            self.json(
-                {"error": f"secret words of the server {self.headers.get('Authorization')}"},
-                status,
-                {**({"X-Error-Code": code} if code else {}), **(headers or {})},
-            )
+            words = f"secret words of the server {self.headers.get('Authorization')}"
+            self.json({"error": words}, status, {**({"X-Error-Code": code} if code else {}), **(headers or {})})
 
         def json(self, value: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
             data = json.dumps(value).encode() if status < 400 or hub.errors is None else hub.errors.encode()
@@ -275,12 +266,9 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
 
         def sibling(self, name: str, path: Path) -> dict[str, Any]:
             size = hub.lies.get(name, path.stat().st_size)
-            found: dict[str, Any] = (
-                {"rfilename": name, "size": size, "blobId": hub.blob(path)}
-                if not name.endswith(LFS)
-                else {"rfilename": name, "size": size, "blobId": "0" * 40}
-            )
+            found: dict[str, Any] = {"rfilename": name, "size": size, "blobId": hub.blob(path)}
             if name.endswith(LFS):
+                found["blobId"] = "0" * 40
                 found["lfs"] = {"size": size, "sha256": hub.sha256(path), "pointerSize": 134}
             return found
 
@@ -299,12 +287,8 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
                 return
             entries = []
             for key, path in repo.files().items():
-                entry: dict[str, Any] = {
-                    "type": "file",
-                    "path": key,
-                    "size": path.stat().st_size,
-                    "oid": hub.blob(path),
-                }
+                size = path.stat().st_size
+                entry: dict[str, Any] = {"type": "file", "path": key, "size": size, "oid": hub.blob(path)}
                 if key.endswith(LFS):
                     entry["lfs"] = {"oid": hub.sha256(path), "size": entry["size"], "pointerSize": 134}
                 entries.append(entry)
@@ -469,15 +453,9 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             if self.repo(name, revision) is None:
                 return
             files = json.loads(self.body)["files"]
-            modes = [
-                {
-                    "path": f["path"],
-                    "uploadMode": "lfs" if f["path"].endswith(LFS) else "regular",
-                    "shouldIgnore": False,
-                }
-                for f in files
-            ]
-            self.json({"files": modes})
+            modes = {file["path"]: "lfs" if file["path"].endswith(LFS) else "regular" for file in files}
+            told = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+            self.json({"files": told})
 
         def batch(self, name: str) -> None:
             objects = []

@@ -238,11 +238,8 @@ def test_what_was_not_compared_is_counted(organisation: Hub, tieconv: Run, tmp_p
 
 def test_other_commands(organisation: Hub, tieconv: Run, tmp_path: Path) -> None:
     """`inspect` has the document of the command alone. `convert` writes each model below the run."""
-    sound(
-        tieconv(
-            "fleet", "inspect", "hf://organisation/t5", "hf://organisation/llama-tied", "-o", tmp_path / "runs", "-q"
-        )
-    )
+    models = "hf://organisation/t5", "hf://organisation/llama-tied"
+    sound(tieconv("fleet", "inspect", *models, "-o", tmp_path / "runs", "-q"))
     alone = json.loads(tieconv("inspect", "hf://organisation/t5", "--json").stdout)
     document = results(tmp_path / "runs", "inspect")["t5"]["report"]
     assert isinstance(document, dict) and document["ties"] == alone["ties"]
@@ -325,17 +322,12 @@ def test_a_tied_run(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
         path.mkdir()
         (path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
         layer = ((4096, 512), noise(4096 * 512 * 2, 7))
-        write_shard(
-            path / "model.safetensors",
-            {EMBEDDING: ((ROWS, WIDTH), noise(TABLE, number)), "model.layers.0.mlp.up_proj.weight": layer},
-        )
+        stored = {EMBEDDING: ((ROWS, WIDTH), noise(TABLE, number)), "model.layers.0.mlp.up_proj.weight": layer}
+        write_shard(path / "model.safetensors", stored)
         hub.add_branch("org/t", step, path)
     result = sound(tieconv("analyze", "hf://org/t", "--revisions", ",".join(STEPS[:2]), "--json"))
     last = json.loads(result.stdout)["revisions"][1]
     assert last["tables"] == {"T": EMBEDDING}
-    assert [measure["name"] for measure in last["measures"]] == [
-        "cosine T to first",
-        "cosine T to previous",
-        "mean norm T",
-    ]
+    names = ["cosine T to first", "cosine T to previous", "mean norm T"]
+    assert [measure["name"] for measure in last["measures"]] == names
     assert 2 * TABLE < asked(hub)[1] < 2 * (TABLE + 65536 + 16384)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from tests.mutants.mutations import Mutant
 from tests.mutants.reached import Reached
@@ -145,23 +146,14 @@ class Scratch:
 
     def _served(self) -> subprocess.Popen[str]:
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.mutants.forked", *LIBRARIES],
-            cwd=self.root,
-            env=os.environ | {"PYTHONPATH": str(self.root)} | quiet,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-m", "tests.mutants.forked", *LIBRARIES]
+        environment = os.environ | {"PYTHONPATH": str(self.root)} | quiet
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=self.root, env=environment, **pipes)
 
     def _recorded(self, words: list[str], path: Path) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *WORDS, *words, f"--basetemp={self.folder / 'tmp'}"],
-            cwd=self.root,
-            env=os.environ | {"PYTHONPATH": str(self.root), "TIECONV_REACHED": str(path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        command = [sys.executable, "-m", "pytest", *WORDS, *words, f"--basetemp={self.folder / 'tmp'}"]
+        environment = os.environ | {"PYTHONPATH": str(self.root), "TIECONV_REACHED": str(path)}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+        done = subprocess.run(command, cwd=self.root, env=environment, text=True, **pipes)
         return done.returncode, done.stdout

@@ -95,14 +95,8 @@ class Handler(BaseHTTPRequestHandler):
         query = parse_qs(parts.query)
         key = unquote(parts.path.partition("/bucket")[2].lstrip("/"))
         listing = "list-type" in query
-        asked = Request(
-            self.command,
-            LIST if listing else key,
-            self.headers.get("Range"),
-            self.headers.get("If-Match"),
-            self.headers.get("Authorization"),
-            query,
-        )
+        given = map(self.headers.get, ("Range", "If-Match", "Authorization"))
+        asked = Request(self.command, LIST if listing else key, *given, query)
         with self.store.lock:
             self.store.requests.append(asked)
             fault = self.store.faults.get(asked.key)
@@ -177,14 +171,9 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(asked, 200, body.encode(), {"Content-Type": "application/xml"})
 
     def _answer(
-        self,
-        asked: Request,
-        status: int,
-        body: bytes,
-        headers: dict[str, str] | None = None,
-        cut: int | None = None,
+        self, asked: Request, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None,
         pause: float = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)

@@ -95,12 +95,8 @@ def test_a_list_on_stdin(tieconv: Run) -> None:
     """One address a line; local models, patterns and prefixes may stand beside each other."""
     listing = f"# models\n\ns3://bucket/models/llama-b\n  {MODELS / 't5'}\ns3://bucket/models/deep/\n"
     result = sound(tieconv("check", "-", stdin=listing))
-    assert [line.split()[0] for line in result.stdout.rpartition("\n\n")[2].splitlines()] == [
-        "model",
-        "s3://bucket/models/llama-b",
-        str(MODELS / "t5"),
-        "s3://bucket/models/deep/t5",
-    ]
+    rows = ["model", "s3://bucket/models/llama-b", str(MODELS / "t5"), "s3://bucket/models/deep/t5"]
+    assert [line.split()[0] for line in result.stdout.rpartition("\n\n")[2].splitlines()] == rows
 
 
 def test_the_processes_of_a_prefix(tieconv: Run) -> None:

@@ -73,16 +73,8 @@ def server(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         words = [SEAWEEDFS, "server", "-s3", f"-s3.port={port}", f"-dir={tmp_path}", "-ip=127.0.0.1"]
         words += [f"-master.port={_port()}", f"-volume.port={_port()}", f"-filer.port={_port()}", "-volume.max=20"]
     elif shutil.which(AZURITE):
-        words = [
-            AZURITE,
-            "--blobHost",
-            "127.0.0.1",
-            "--blobPort",
-            str(port),
-            "-l",
-            str(tmp_path),
-            "--skipApiVersionCheck",
-        ]
+        words = [AZURITE, "--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(tmp_path)]
+        words.append("--skipApiVersionCheck")
     else:
         pytest.skip("azurite is not installed: npm install azurite, and TIECONV_AZURITE=PATH of azurite-blob")
     process = children.start(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)

@@ -7,6 +7,7 @@ import re
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,7 @@ import pytest
 
 import tieconv
 from tests.cli.run import refused, run
+from tests.refusals import failure_of
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export import carry_out as export_run
 from tieconv.onnx.export.plan import check_cache
@@ -127,12 +129,9 @@ def stepped(session: Any, ids: Any, pieces: tuple[int, ...], caches: list[str]) 
     logits, start = [], 0
     for length in pieces:
         end = start + length
-        feeds = {
-            "input_ids": ids[:, start:end],
-            "attention_mask": np.ones((2, end), np.int64),
-            "position_ids": np.tile(np.arange(start, end), (2, 1)),
-        }
-        made, *presents = session.run(None, feeds | past)
+        positions = np.tile(np.arange(start, end), (2, 1))
+        feeds = {"attention_mask": np.ones((2, end), np.int64), "position_ids": positions} | past
+        made, *presents = session.run(None, feeds | {"input_ids": ids[:, start:end]})
         logits.append(made)
         past = dict(zip(caches, presents, strict=True))
         start = end
@@ -155,12 +154,9 @@ def test_transformers_runs_the_graph(tmp_path: Path) -> None:
         layer.is_initialized, layer.dtype, layer.device = True, torch.float32, torch.device("cpu")
     loaded, start = ExportedModel.from_pretrained(tmp_path / "out"), 0
     for end in (3 * WINDOW, 3 * WINDOW + 2):
-        made = loaded(
-            input_ids=ids[:, start:end],
-            attention_mask=torch.ones(2, end, dtype=torch.int64),
-            position_ids=torch.arange(start, end).repeat(2, 1),
-            past_key_values=cache,
-        )
+        mask, positions = torch.ones(2, end, dtype=torch.int64), torch.arange(start, end).repeat(2, 1)
+        given = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        made = loaded(input_ids=ids[:, start:end], **given)
         assert (made.logits - wanted[:, start:end]).abs().max() < 1e-4 * wanted.abs().max()
         cache, start = made.past_key_values, end
 
@@ -173,12 +169,8 @@ MADE: dict[str, tuple[str, dict[str, Any], str]] = {
     "jamba": ("Jamba", HEADS, "in layer 0 (linear_attention, LinearAttentionLayer)"),
     "lfm2": ("Lfm2", HEADS | {"layer_types": ["full_attention", "conv"]}, "in layer 1 (conv, LinearAttentionLayer)"),
 }
-SERVED: dict[str, dict[str, Any]] = {
-    "Llama": HEADS,
-    "Mistral": HEADS | {"sliding_window": 8},
-    "Gemma2": HEADS | {"head_dim": 16, "sliding_window": 8},
-    "GPT2": {},
-}
+WINDOWED = HEADS | {"sliding_window": 8}
+SERVED = {"Llama": HEADS, "Mistral": WINDOWED, "Gemma2": WINDOWED | {"head_dim": 16}, "GPT2": {}}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -187,10 +179,7 @@ def test_refused_before_anything_is_loaded(tmp_path: Path, name: str, monkeypatc
     prefix, more, why = MADE[name]
     config = getattr(transformers, f"{prefix}Config")(**BASE | more)
     getattr(transformers, f"{prefix}ForCausalLM")(config).save_pretrained(tmp_path / name)
-
-    def touched(*_: Any) -> Any:
-        raise AssertionError("the model was loaded or traced")
-
+    touched = Mock(side_effect=AssertionError("the model was loaded or traced"))
     monkeypatch.setattr(export_run, "load", touched)
     monkeypatch.setattr(export_adapter, "export_graph", touched)
     for out in ((), ("-o", tmp_path / "out")):
@@ -240,21 +229,12 @@ def test_windows_are_no_state(tmp_path: Path, prefix: str) -> None:
     check_cache(f"{prefix}{'LMHeadModel' if prefix == 'GPT2' else 'ForCausalLM'}", str(tmp_path), str(tmp_path))
 
 
-MODALITIES = {
-    "Qwen2VLForConditionalGeneration": "pixel_values",
-    "LlavaForConditionalGeneration": "pixel_values",
-    "Gemma3ForConditionalGeneration": "pixel_values",
-    "WhisperForConditionalGeneration": "input_features",
-}
-
-
-@pytest.mark.parametrize("name", MODALITIES)
-def test_models_of_images_and_sound(name: str) -> None:
+@pytest.mark.parametrize("prefix", ["Qwen2VL", "Llava", "Gemma3", "Whisper"])
+def test_models_of_images_and_sound(prefix: str) -> None:
     """The class alone says what it takes: no instance is made."""
-    with pytest.raises(tieconv.TieconvError) as caught:
-        check_inputs(getattr(transformers, name))
-    why = f"{name} takes {MODALITIES[name]}: export supports only language models from tokens to logits"
-    assert caught.value.message == why
+    name, taken = f"{prefix}ForConditionalGeneration", "input_features" if prefix == "Whisper" else "pixel_values"
+    told = failure_of(check_inputs, tieconv.TieconvError, getattr(transformers, name)).message
+    assert told == f"{name} takes {taken}: export supports only language models from tokens to logits"
 
 
 def test_a_plan_refuses_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import tieconv as api
 from fixtures.onnx_graphs import build
 from tests.cli.run import refused
 from tests.onnx.nodes import edit_external, op, token_ids, value
+from tests.onnx.planted.edit import rename
 from tieconv.errors import NotRunError, UnreadableError, UnsafePathError
 from tieconv.onnx import child
 from tieconv.onnx.parity.graph_file import read_graph
@@ -34,8 +35,7 @@ def hostile(folder: Path, kind: str) -> Path:
     model = onnx.load(GRAPH)
     graph = model.graph
     (logits,) = [value.name for value in graph.output if value.name == "logits"]
-    for node in graph.node:
-        node.output[:] = ["before" if name == logits else name for name in node.output]
+    rename(model, logits, "before", inputs=False)
     if kind == "loop":
         inputs = [token_ids("i", []), value("c", [], TensorProto.BOOL), value("v")]
         nodes = [op("Identity", "c", "c2"), op("Identity", "v", "v2")]

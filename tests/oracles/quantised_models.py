@@ -48,12 +48,8 @@ def _scales(seed: int, *shape: int) -> torch.Tensor:
 
 def packed(seed: int) -> Tensors:
     """Codes of 4 bits as compressed-tensors packs them."""
-    scales = _scales(seed, ROWS, WIDTH // GROUP)
-    return {
-        "weight_packed": _words(seed, ROWS, WIDTH // 8),
-        "weight_scale": scales,
-        "weight_shape": torch.tensor([ROWS, WIDTH]),
-    }
+    codes, scales = _words(seed, ROWS, WIDTH // 8), _scales(seed, ROWS, WIDTH // GROUP)
+    return {"weight_packed": codes, "weight_scale": scales, "weight_shape": torch.tensor([ROWS, WIDTH])}
 
 
 def gptq(seed: int, rows: int = ROWS) -> Tensors:

@@ -92,14 +92,9 @@ def embedding_layer(model: Any) -> Any:
 
 
 _NOT_SEEN = (
-    "causal_conv1d_weight_pack",
-    "MoE backend",
-    "is supported only for CUDA",
-    "fa_utils",
-    "'triton'",
-    "failed to be inspected",
-    "compute_logits",
-)
+    "causal_conv1d_weight_pack", "MoE backend", "is supported only for CUDA", "fa_utils", "'triton'",
+    "failed to be inspected", "compute_logits",
+)  # fmt: skip
 """Words of failures that say nothing about a checkpoint: kernels for CPU, packages that are missing here (torchvision),
 and models without logits."""
 

@@ -33,12 +33,8 @@ def write_tokenizer(folder: Path, rows: int) -> None:
                   "vocab": vocabulary, "merges": ["a b"]},
     }  # fmt: skip
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "model_max_length": 64,
-        "add_bos_token": True,
-    }
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+        "model_max_length": 64, "add_bos_token": True,
+    }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(made))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

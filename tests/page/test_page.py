@@ -329,12 +329,8 @@ def test_a_small_repair_is_a_download(page: Page, tmp_path: Path) -> None:
         assert changed in page.tab.evaluate("document.querySelector('#files pre').textContent"), verb
         assert ("writes weights" in page.tab.evaluate("files.textContent")) == (verb == "retie")
         out = tmp_path / verb
-        subprocess.run(
-            [sys.executable, "-m", "tieconv", *verb.split(), model, "-o", out],
-            check=True,
-            capture_output=True,
-            cwd=ROOT,
-        )
+        words = [sys.executable, "-m", "tieconv", *verb.split(), model, "-o", out]
+        subprocess.run(words, check=True, capture_output=True, cwd=ROOT)
         assert page.saved("#files button") == (out / name).read_text(encoding="utf-8"), verb
     page.tab.evaluate("document.querySelector('#verb').value = 'dedup'")
     page.choose(MODELS / "llama-duplicated")

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 import tieconv
 from tests.checks.fixtures import FIXTURES
 from tests.cli.run import run
+from tests.cli.stored import configure
 from tieconv.cli import main
 from tieconv.execute import tree
 from tieconv.inspection import equality
@@ -59,11 +60,9 @@ def test_the_base_needs_neither_numpy_nor_posix(tmp_path: Path, monkeypatch: pyt
     """What a browser and Windows have is enough: each answer and each plan is the same there."""
     monkeypatch.chdir(ROOT)
     larger = shutil.copytree(MODELS[0], tmp_path / "larger")  # the tokenizer decides which size is right
-    config = json.loads((larger / "config.json").read_text())
-    (larger / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
-    lines = [
-        f"{command} {model}" for model in MODELS for command in ("inspect --json --consumers", "check --no-config")
-    ]
+    configure(larger, vocab_size=200)
+    reading = "inspect --json --consumers", "check --no-config"
+    lines = [f"{command} {model}" for model in MODELS for command in reading]
     lines += [f"{verb} {MODELS[1]}" for verb in ("retie", "untie", "dedup", "set-tie auto", "bias zero")]
     lines += [
         f"inspect {larger}",
@@ -95,11 +94,8 @@ def test_differences_without_numpy(tmp_path: Path) -> None:
     assert refused[0] == 2 and refused[2].startswith("error: this needs numpy, which is not installed")
     assert written[0] == 2 and "tieconv does not write files on this system" in written[2]
     assert not (ROOT / "nowhere").exists()
-    assert (
-        checked[0] == 1
-        and "warning  TIE012" in checked[1]
-        and "note: model.embed_tokens.weight, lm_head.weight of" in checked[2]
-    )
+    assert checked[0] == 1 and "warning  TIE012" in checked[1]
+    assert "note: model.embed_tokens.weight, lm_head.weight of" in checked[2]
     assert beside[2].startswith("note: lm_head.weight of")  # it names each tensor once
 
 

@@ -41,11 +41,8 @@ class Loaded:
 def load(name: str, folder: Path) -> Loaded:
     """``folder`` as transformers loads it, run in the dtype that it is stored in."""
     kind = zoo.model_class(name)
-    load = (
-        partial(transformers.PreTrainedModel.from_pretrained.__func__, kind)
-        if name in WITH_VOICES
-        else kind.from_pretrained
-    )
+    usual = partial(transformers.PreTrainedModel.from_pretrained.__func__, kind)
+    load = usual if name in WITH_VOICES else kind.from_pretrained
     model, info = load(folder, output_loading_info=True, dtype=torch.float32)
     _align(model.eval())
     weights = _tables(model.get_submodule(families.INNER.get(kind.__name__, "")))

@@ -82,12 +82,8 @@ def test_a_head_of_its_own_may_be_declared(tmp_path: Path) -> None:
 def test_flags_of_a_talker_stay(verb: str, tmp_path: Path) -> None:
     """Qwen3-Omni's talker reads the same key, and transformers cannot build it with a true one."""
     flags = {"talker_config": {"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": False}}}
-    config = {
-        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
-        "model_type": "qwen3_omni_moe",
-        "thinker_config": {"tie_word_embeddings": True, "text_config": {}},
-        **flags,
-    }
+    config = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe"} | flags
+    config["thinker_config"] = {"tie_word_embeddings": True, "text_config": {}}
     tensors = dict.fromkeys(("thinker.model.embed_tokens.weight", "thinker.lm_head.weight"), matrix())
     path = save_model(tmp_path / "m", config, tensors)
     plan = tieconv.plan_retie(path) if verb == "retie" else tieconv.plan_set_tie(verb.split()[1], path)

@@ -148,10 +148,5 @@ def test_every_class(name: str, tmp_path: Path, record_property: Callable[[str, 
         verdicts[layout] = Walk(subject, layout, tmp_path / layout).run()
         shutil.rmtree(tmp_path / layout)
     record_property(PROPERTY, {"class": name, "total": len(CLASSES), "layouts": verdicts})
-    wrong = [
-        f"{layout} {verb}: {verdict}"
-        for layout, found in verdicts.items()
-        for verb, verdict in found.items()
-        if kind(verdict) == "wrong"
-    ]
-    assert not wrong
+    each = [(layout, *verb) for layout, found in verdicts.items() for verb in found.items()]
+    assert not [f"{layout} {verb}: {verdict}" for layout, verb, verdict in each if kind(verdict) == "wrong"]

@@ -80,14 +80,10 @@ def facts(model: Any, folder: Path) -> Facts:
     made: Facts = {"tied": head.weight is embedding.weight}
     for role, module in (("embedding", embedding), ("head", head)):
         name = f"{modules[id(module)]}.weight"
-        equal = [
-            key
-            for key, value in stored.items()
-            if value.shape == module.weight.shape and torch.equal(value, module.weight)
-        ]
-        by_value = (
-            len(equal) == 1 and equal[0] != f"{modules[id(head)]}.weight" and (role, made["tied"]) != ("head", True)
-        )
+        alike = [key for key, value in stored.items() if value.shape == module.weight.shape]
+        equal = [key for key in alike if torch.equal(stored[key], module.weight)]
+        other = equal != [f"{modules[id(head)]}.weight"] and (role, made["tied"]) != ("head", True)
+        by_value = len(equal) == 1 and other
         if name in stored or by_value:
             made[role] = name if name in stored else equal[0]
     return made

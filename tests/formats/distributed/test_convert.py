@@ -140,10 +140,8 @@ def test_config_outside(folder: str, tmp_path: Path) -> None:
     """A config of the parent directory may be of another model: it is not read, and the plan says what to do."""
     source = save(tmp_path / "run" / "step-1", llama(tied=True), config=folder)
     assert api.inspect(source).checkpoint.config is None
-    assert any(
-        "copy its config.json into the checkpoint" in note
-        for note in api.plan_convert("safetensors", source).plan.notes
-    )
+    notes = api.plan_convert("safetensors", source).plan.notes
+    assert any("copy its config.json into the checkpoint" in note for note in notes)
 
 
 def refused(path: Path, **options: Any) -> TieconvError:

@@ -31,9 +31,8 @@ def _base(external: bool, branches: bool) -> bytes:
         helper.make_node("Add", ["product", "bias"], ["logits"]),
     ]
     if branches:
-        nodes.insert(
-            2, helper.make_node("If", ["flag"], ["chosen"], then_branch=_branch("a"), else_branch=_branch("b"))
-        )
+        sides = {"then_branch": _branch("a"), "else_branch": _branch("b")}
+        nodes.insert(2, helper.make_node("If", ["flag"], ["chosen"], **sides))
         tensors.append(helper.make_tensor("flag", TensorProto.BOOL, [], [True]))
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", 8])

@@ -18,16 +18,11 @@ _NAMES = (
     f"{_WRAPPED}lm_head.modules_to_save.weight", f"{_WRAPPED}model.embed_tokens.token_adapter.trainable_tokens_delta",
 )  # fmt: skip
 CONFIG: dict[str, object] = {
-    "peft_type": "LORA",
-    "base_model_name_or_path": "base",
-    "target_modules": ["q_proj", "lm_head"],
+    "peft_type": "LORA", "base_model_name_or_path": "base", "target_modules": ["q_proj", "lm_head"],
     "modules_to_save": None,
-    "auto_mapping": {"base_model_class": "LlamaForCausalLM", "parent_library": "transformers"},
-    "r": 2,
-    "lora_alpha": 4,
-    "trainable_token_indices": None,
-    "ensure_weight_tying": False,
-}
+    "auto_mapping": {"base_model_class": "LlamaForCausalLM", "parent_library": "transformers"}, "r": 2,
+    "lora_alpha": 4, "trainable_token_indices": None, "ensure_weight_tying": False,
+}  # fmt: skip
 _EXTRA: tuple[object, ...] = (
     "LORA", "IA3", "PROMPT_TUNING", "all-linear", "base", "../base", "/", "/etc", "", ["embed_tokens"],
     ["lm_head", 1], [None],
@@ -53,13 +48,8 @@ def make(rng: random.Random) -> Case:
     if rng.random() < 0.3:
         files |= {"base/config.json": config(), "base/model.safetensors": safetensors(tensors(tied=True))}
     model = rng.choice((".", ".", "adapter_model.safetensors"))
-    return Case(
-        "peft",
-        files,
-        model,
-        "json",
-        ("adapter_config.json",) if model == "." and "model.safetensors" not in files else (),
-    )
+    read = ("adapter_config.json",) if model == "." and "model.safetensors" not in files else ()
+    return Case("peft", files, model, "json", read)
 
 
 def tuple_free(value: object) -> object:

@@ -230,11 +230,9 @@ def test_the_plan_lists_the_features(pairs: Pairs) -> None:
 
 
 UNKNOWN = {
-    "Speech2TextForConditionalGeneration": "input_features",
-    "MoonshineForConditionalGeneration": "input_values",
-    "Pix2StructForConditionalGeneration": "flattened_patches",
-    "SpeechT5ForSpeechToText": "input_values",
-}
+    "Speech2TextForConditionalGeneration": "input_features", "MoonshineForConditionalGeneration": "input_values",
+    "Pix2StructForConditionalGeneration": "flattened_patches", "SpeechT5ForSpeechToText": "input_values",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

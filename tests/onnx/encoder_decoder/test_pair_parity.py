@@ -22,6 +22,7 @@ from tests.onnx import faults
 from tests.onnx.encoder_decoder.conftest import Pairs
 from tests.onnx.encoder_decoder.stored_pair import stored_pair
 from tests.onnx.nodes import editing, op
+from tests.onnx.planted.edit import rename
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity, Verdict
 from tieconv.onnx.export import carry_out
@@ -249,13 +250,6 @@ def turned(model: ModelProto, name: str, to: str) -> onnx.NodeProto:
     for index, number in enumerate((-1, -(2**31), 0, -1)):
         model.graph.initializer.append(numpy_helper.from_array(np.array([number], np.int64), f"{to}_{index}"))
     return helper.make_node("Slice", [name, *(f"{to}_{index}" for index in range(4))], [to])
-
-
-def rename(model: ModelProto, old: str, new: str) -> None:
-    """Rename a value of the main graph."""
-    for node in model.graph.node:
-        node.input[:] = [new if name == old else name for name in node.input]
-        node.output[:] = [new if name == old else name for name in node.output]
 
 
 def another_row(model: ModelProto) -> None:

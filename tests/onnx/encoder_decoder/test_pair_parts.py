@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 torch = pytest.importorskip("torch")
 
-from tests.onnx.nodes import model, save  # noqa: E402
+from tests.onnx.nodes import model, op, save  # noqa: E402
 from tieconv.checkpoint.results.parity import Identity  # noqa: E402
 from tieconv.errors import RefusedError, UnreadableError, VerificationError  # noqa: E402
 from tieconv.onnx.export.carry_out import check_once  # noqa: E402
@@ -155,26 +155,15 @@ def test_equal_tensors_of_two_graphs_are_one_range(tmp_path: Path) -> None:
 def test_merge(tmp_path: Path) -> None:
     """The first pass computes the cross cache, a step takes it; both return it, and the weights are in one graph."""
     past = value("past_key_values.0.encoder.key", F, "b", "e")
-    step = saved(
-        tmp_path / "step.onnx",
-        [HIDDEN, past],
-        [value("logits", F, "b", "e"), value("present.0.decoder.key", F, "b", "e")],
-        [
-            helper.make_node("Add", ["past_key_values.0.encoder.key", "w"], ["logits"]),
-            helper.make_node("Identity", ["logits"], ["present.0.decoder.key"]),
-        ],
-        [numpy_helper.from_array(np.float32([1]), "w")],
-    )
-    cross = saved(
-        tmp_path / "cross.onnx",
-        [HIDDEN],
-        [value("present.0.encoder.key", F, "b", "e")],
-        [
-            helper.make_node("Mul", ["encoder_hidden_states", "w"], ["x"]),
-            helper.make_node("ReduceSum", ["x", "axis"], ["present.0.encoder.key"], keepdims=0),
-        ],
-        [numpy_helper.from_array(np.float32([3]), "w"), numpy_helper.from_array(np.int64([2]), "axis")],
-    )
+    added = op("Add", "past_key_values.0.encoder.key w", "logits"), op("Identity", "logits", "present.0.decoder.key")
+    outputs = [value("logits", F, "b", "e"), value("present.0.decoder.key", F, "b", "e")]
+    weights = [numpy_helper.from_array(np.float32([1]), "w")]
+    step = saved(tmp_path / "step.onnx", [HIDDEN, past], outputs, [*added], weights)
+    product = op("Mul", "encoder_hidden_states w", "x")
+    summed = op("ReduceSum", "x axis", "present.0.encoder.key", keepdims=0)
+    weights = [numpy_helper.from_array(np.float32([3]), "w"), numpy_helper.from_array(np.int64([2]), "axis")]
+    outputs = [value("present.0.encoder.key", F, "b", "e")]
+    cross = saved(tmp_path / "cross.onnx", [HIDDEN], outputs, [product, summed], weights)
     model = ir.load(step)
     shaped = model.graph.inputs[1]
     shaped.shape = ir.Shape(["b", 1, "e", 1])

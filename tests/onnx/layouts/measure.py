@@ -151,14 +151,9 @@ class Program:
 
     def __init__(self, layout: str) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        self._process = subprocess.Popen(
-            command(layout),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment | {"HF_HUB_OFFLINE": "1"},
-        )
+        environment |= {"HF_HUB_OFFLINE": "1"}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command(layout), **pipes, text=True, env=environment)
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one job."""

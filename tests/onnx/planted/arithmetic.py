@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.onnx.faults import Fault
-from tests.onnx.planted.edit import nodes_of, set_numbers, whole
+from tests.onnx.planted import edit
+from tests.onnx.planted.edit import nodes_of, rename, set_numbers, whole
 
 node = helper.make_node
 
@@ -17,9 +18,8 @@ def number(before: float, after: float, *, count: int = 0) -> Fault:
     """A number in the graph has another value: everywhere, or at the first ``count`` places."""
 
     def chosen(values: np.ndarray) -> bool:
-        return (
-            values.size == 1 and values.dtype.kind == "f" and bool(np.isclose(values, before, rtol=1e-5, atol=0).all())
-        )
+        one = values.size == 1 and values.dtype.kind == "f"
+        return one and bool(np.isclose(values, before, rtol=1e-5, atol=0).all())
 
     def fault(model: ModelProto) -> None:
         set_numbers(model, chosen, lambda values: values * 0 + after, count=count)
@@ -96,10 +96,8 @@ def residual_dropped(at: int) -> Fault:
 
     def fault(model: ModelProto) -> None:
         products = {name for made in nodes_of(model, "MatMul") for name in made.output}
-        sums = [
-            made for made in nodes_of(model, "Add") if products.intersection(made.input) and not _constant(model, made)
-        ]
-        made = sums[at]
+        sums = [made for made in nodes_of(model, "Add") if products.intersection(made.input)]
+        made = [made for made in sums if not _constant(model, made)][at]
         kept = next(name for name in made.input if name in products)
         made.op_type, made.input[:] = "Identity", [kept]
 
@@ -112,10 +110,8 @@ def _constant(model: ModelProto, made: object) -> bool:
 
 def types_dropped(model: ModelProto) -> None:
     """Every token has the first type."""
-    from tests.onnx.planted.edit import before
-
     zero = whole(model, "first type", 0)
-    before(model, "token_type_ids", node("Mul", ["token_type_ids", zero], ["changed token_type_ids"]))
+    edit.before(model, "token_type_ids", node("Mul", ["token_type_ids", zero], ["changed token_type_ids"]))
 
 
 def fewer_experts(model: ModelProto) -> None:
@@ -130,9 +126,8 @@ def cache_of(part: str) -> Fault:
 
     def fault(model: ModelProto) -> None:
         names = [f"output.past_key_values.layers.{layer}.{part}" for layer in (0, 1)]
-        for made in model.graph.node:
-            made.output[:] = [f"own.{name}" if name in names else name for name in made.output]
-            made.input[:] = [f"own.{name}" if name in names else name for name in made.input]
+        for name in names:
+            rename(model, name, f"own.{name}")
         for ours, theirs in zip(names, reversed(names), strict=True):
             model.graph.node.append(node("Identity", [f"own.{ours}"], [theirs]))
 
@@ -141,21 +136,14 @@ def cache_of(part: str) -> Fault:
 
 def cache_rounded(model: ModelProto) -> None:
     """The keys of the first layer leave rounded to fp16."""
-    from onnx import TensorProto
-
     name = "output.past_key_values.layers.0.keys"
-    for made in model.graph.node:
-        made.output[:] = ["exact keys" if given == name else given for given in made.output]
-        made.input[:] = ["exact keys" if given == name else given for given in made.input]
+    rename(model, name, "exact keys")
     model.graph.node.append(node("Cast", ["exact keys"], ["half keys"], to=TensorProto.FLOAT16))
     model.graph.node.append(node("Cast", ["half keys"], [name], to=TensorProto.FLOAT))
 
 
 def logits_rounded(model: ModelProto) -> None:
     """The logits were rounded to fp16 on their way."""
-    from onnx import TensorProto
-
-    for made in model.graph.node:
-        made.output[:] = ["exact logits" if given == "logits" else given for given in made.output]
+    rename(model, "logits", "exact logits", inputs=False)
     model.graph.node.append(node("Cast", ["exact logits"], ["half logits"], to=TensorProto.FLOAT16))
     model.graph.node.append(node("Cast", ["half logits"], ["logits"], to=TensorProto.FLOAT))

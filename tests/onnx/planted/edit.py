@@ -25,8 +25,7 @@ def whole(model: ModelProto, name: str, value: int | list[int]) -> str:
 
 def before(model: ModelProto, name: str, *nodes: NodeProto) -> None:
     """Let every node read ``changed NAME``, which the last of ``nodes`` gives, instead of the input ``name``."""
-    for node in model.graph.node:
-        node.input[:] = [f"changed {name}" if given == name else given for given in node.input]
+    rename(model, name, f"changed {name}", outputs=False)
     for node in reversed(nodes):
         model.graph.node.insert(0, node)
 
@@ -34,10 +33,18 @@ def before(model: ModelProto, name: str, *nodes: NodeProto) -> None:
 def behind(model: ModelProto, output: str, *nodes: NodeProto) -> None:
     """Let every node read ``changed OUTPUT``, which the last of ``nodes`` gives, instead of a node's ``output``."""
     at = next(at for at, node in enumerate(model.graph.node) if output in node.output)
-    for node in model.graph.node:
-        node.input[:] = [f"changed {output}" if given == output else given for given in node.input]
+    rename(model, output, f"changed {output}", outputs=False)
     for node in reversed(nodes):
         model.graph.node.insert(at + 1, node)
+
+
+def rename(model: ModelProto, old: str, new: str, *, outputs: bool = True, inputs: bool = True) -> None:
+    """Call a value of the main graph by another name, where nodes give it and where they read it."""
+    for node in model.graph.node:
+        if inputs:
+            node.input[:] = [new if name == old else name for name in node.input]
+        if outputs:
+            node.output[:] = [new if name == old else name for name in node.output]
 
 
 def nodes_of(model: ModelProto, operator: str) -> list[NodeProto]:
@@ -50,12 +57,11 @@ def lookup(model: ModelProto) -> NodeProto:
     return max(nodes_of(model, "Gather"), key=lambda node: rows.get(node.input[0], 0))
 
 
+NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.DOUBLE)
+
+
 def set_numbers(
-    model: ModelProto,
-    chosen: Callable[[np.ndarray], bool],
-    change: Callable[[np.ndarray], np.ndarray],
-    *,
-    count: int = 0,
+    model: ModelProto, chosen: Callable[[np.ndarray], bool], change: Callable[[np.ndarray], np.ndarray], count: int = 0
 ) -> None:
     """Change the initializers and constants that are ``chosen``, or the first ``count`` of them."""
     tensors = list(model.graph.initializer)
@@ -63,12 +69,7 @@ def set_numbers(
         tensors += [attribute.t for attribute in node.attribute if attribute.name == "value"]
     left = count or len(tensors)
     for tensor in tensors:
-        if not tensor.external_data and tensor.data_type in (
-            TensorProto.FLOAT,
-            TensorProto.FLOAT16,
-            TensorProto.INT64,
-            TensorProto.DOUBLE,
-        ):
+        if not tensor.external_data and tensor.data_type in NUMBERS:
             values = numpy_helper.to_array(tensor)
             if left and chosen(values):
                 made = np.ascontiguousarray(change(values).astype(values.dtype))
