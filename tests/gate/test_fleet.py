@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checks.fixtures import FIXTURES
 from tests.children import start, wait_until
 from tests.cli.run import ok, refused, run
 from tests.gate.conftest import NAMES
@@ -133,6 +134,13 @@ def test_a_killed_run_goes_on(fleet: Path) -> None:
     assert run("fleet report --no-config runs --since runs").exit_code == 2
     assert "2 read, 1 unchanged" in ok("fleet check fleet -o runs").stderr
     assert (report("runs")["models"], report("runs")["unfinished"]) == (3, 0)
+
+
+def test_a_remedy_without_an_action_is_read_again(fleet: Path) -> None:
+    """`--fix` does not apply the command for a graph with a NaN."""
+    FIXTURES["ONX004 bad"](fleet / "graph")
+    ok("fleet check fleet -o runs")
+    assert "ONX004" in {row["rule"] for row in report("runs")["rules"]}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "list"])

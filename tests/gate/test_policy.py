@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from tests.patience import prompt
 from tests.refusals import failure_of
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure, Waiver
 from tieconv.checks.registry import RULES
 from tieconv.errors import SettingsError
 from tieconv.gate import policy as baselines
+from tieconv.gate.model_sources import parse_age
 from tieconv.gate.policy import Entry, Policy
 from tieconv.gate.settings import ALL, ModelIgnore, Selection, Settings, find_rule, matches, parse_settings, selectors
 
@@ -74,6 +76,25 @@ def test_writing_a_baseline_is_stable(now) -> None:
     second = policy().debt({A: CheckedModel("a", tuple(reversed(now)))}, PATH, None)
     assert first == second
     assert policy().debt({A: CheckedModel("a", tuple(now))}, PATH, baselines.parse_baseline(first, PATH)) == first
+    for by, text in (("baseline", first), ("ignore", policy().debt({}, PATH, None))):
+        waived = tuple(replace(entry, waiver=Waiver(by, "r")) for entry in now)
+        assert policy().debt({A: CheckedModel("a", waived)}, PATH, None) == text
+
+
+def test_tensors_that_were_not_compared_are_named() -> None:
+    """Three of one model, and how many models have more."""
+    first = CheckedModel("a", unread=("one", "two", "three", "four"))
+    note = "one, two, three of a: not compared; tieconv inspect says why"
+    assert list(policy().notes({A: first})) == [note]
+    more = note.replace("of a:", "of a and of 1 more model:")
+    assert list(policy().notes({A: first, B: CheckedModel("b", unread=("x",))})) == [more]
+
+
+def test_ages() -> None:
+    """Minutes, hours, days and weeks before now."""
+    now = time.time()
+    for text, seconds in (("5m", 300), ("12h", 43_200), ("7d", 604_800), ("2w", 1_209_600)):
+        assert now - seconds <= parse_age(text) < now - seconds + 60, text
 
 
 def test_fixed_entries_are_told() -> None:
