@@ -165,6 +165,15 @@ def test_verdict(role: str, shape: str) -> None:
     assert section.detail["shape"] == shape and f"{shape}-shaped" in section.sentence
 
 
+def test_ceilings_too_near_chance_divide_nothing() -> None:
+    """Both must be more than six standard errors above chance."""
+    apart = (0.25, 0.125)
+    for top, scores in ((0.5, (0.5, 0.5)), (0.45, (0.5, 0.625)), (0.4375, apart), (0.15, apart), (None, apart)):
+        told = Contest("knn", (0.5, 0.25, 0.0625, 0.75), (0.375, 0.25, 0.03125, top)).to_dict()
+        assert told["of_ceiling"] is (scores != apart)
+        assert (told["input"], told["output"]) == pytest.approx(scores)
+
+
 @pytest.mark.slow
 def test_ceilings_change_the_answer() -> None:
     """An input role that is hardly reproducible is not beaten for that: scores are shares of their ceilings."""

@@ -79,6 +79,7 @@ def test_filters(org: Hub, tieconv: Run) -> None:
 
     assert sources("hf://org/*", "--task", "translation") == ["hf://org/t5"]
     assert sources("hf://org/*", "--limit", "2") == ["hf://org/tied", "hf://org/diverged"]
+    assert sources("hf://org/*", "--limit", "1", "--include", "t5") == ["hf://org/t5"]
     assert sources("hf://org/t*") == ["hf://org/tied", "hf://org/t5"]
     assert sources("hf://org/?i*", "--limit", "1", "hf://other/tied") == ["hf://org/tied", "hf://other/tied"]
     assert tieconv("check", "hf://org/tied", "--limit", "2").returncode == 2

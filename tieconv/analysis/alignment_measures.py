@@ -108,7 +108,7 @@ class _Nearest:
         """Add the scores (queries, n) of the places from ``first`` on, which are higher than all before."""
         k = self.scores.shape[1]
         better = scores > self.scores[:, -1:]  # an equal score of a higher place does not count
-        if np.count_nonzero(better) > 4 * self.scores.size and scores.shape[1] > k:
+        if np.count_nonzero(better) > 4 * self.scores.size:
             better &= scores >= np.partition(scores, -k, axis=1)[:, -k, None]
         rows, columns = np.nonzero(better)
         if not len(rows):

@@ -142,13 +142,14 @@ def _third(subject: Subject) -> str:
 
 def _on_text(source: str, measured: tuple[Measure, ...]) -> str:
     """Return the answer for the survivor that costs the least on the text, or an empty text without a measurement."""
-    best = [measure for measure in measured if measure.name.startswith("KL measured") and measure.value is not None]
+    named = ((measure.value, measure.name) for measure in measured if measure.name.startswith("KL measured"))
+    best = [(value, name) for value, name in named if value is not None]
     if not best:
         return ""
-    least = min(best, key=lambda measure: measure.value or 0.0)
-    survivor = least.name.split(", ")[1].split()[0]
+    least, name = min(best)
+    survivor = name.split(", ")[1].split()[0]
     return (
-        f"At a cost: if the {survivor} survives, the outputs change by {least.value:.2g} nats a token on the text "
+        f"At a cost: if the {survivor} survives, the outputs change by {least:.2g} nats a token on the text "
         "(KL divergence). Choose a limit X and run: "
         f"tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT."
     )
