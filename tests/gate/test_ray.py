@@ -44,13 +44,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, *, init: Exception | None = None, vers
             raise version
         return version
 
-    made.__dict__.update(
-        init=start,
-        get=get,
-        remote=lambda **options: lambda work: SimpleNamespace(remote=lambda *words: None),
-        cluster_resources=lambda: {"CPU": 3.0},
-        shutdown=lambda: asked.append("shutdown"),
-    )
+    made.__dict__.update(init=start, get=get, cluster_resources=lambda: {"CPU": 3.0})
+    made.remote = lambda **options: lambda work: SimpleNamespace(remote=lambda *words: None)  # type: ignore[attr-defined]
+    made.shutdown = lambda: asked.append("shutdown")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", made)
     return asked
 

@@ -59,10 +59,8 @@ def check_report() -> CheckReport:
 
 def fleet_report() -> FleetReport:
     """A run that is compared with an earlier one."""
-    changes = tuple(
-        Change(state, f"models/{state}", "TIE001", "error", "lm_head.weight differs")
-        for state in ("new", "fixed", "still")
-    )
+    states, message = ("new", "fixed", "still"), "lm_head.weight differs"
+    changes = tuple(Change(state, f"models/{state}", "TIE001", "error", message) for state in states)
     rules = (RuleCount("TIE001", "error", 3, 1), RuleCount("TIE002", "warning", 1, 0))
     since = Since("runs/before", 4, changes, 2, 1)
     return FleetReport("runs/now", check_report(), 5, 123_456_789, 1_790_000_000.0, rules, since)

@@ -83,11 +83,7 @@ WRITES = {
     ("execute", "created", "os.open"): OWN_PLACE,
     ("execute", "reset", "os.open"): OWN_PLACE,
     ("execute", "can_clone", "os.open"): "a nameless file, which asks what the file system can",
-    (
-        "execute",
-        "_open",
-        "os.open",
-    ): "the marker of the staging directory: it must be new, and its lock is the ownership",
+    ("execute", "_open", "os.open"): "the staging directory's marker: it must be new, and its lock is the ownership",
     ("execute", "_open_marker", "os.open"): "the marker of a killed run, opened to lock it and never written to",
     ("execute", "keep", "os.open"): "a file that a killed run left in the staging directory, opened to set its mode",
     ("sources", "make_temporary", "tempfile.mkdtemp"): "the one place that makes temporary directories",
