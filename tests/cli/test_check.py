@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fixtures.gguf_bytes import F32, gguf
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import snapshot
 from tests.patience import HANGS
+from tieconv.cli.check import engine_of
 
 ROOT = Path(__file__).parents[2]
 Copy = Callable[[str], Path]
@@ -297,6 +299,17 @@ def test_order_is_that_of_the_arguments(models: Path, tmp_path: Path) -> None:
     assert single.exit_code == parallel.exit_code == 2
     assert single.stdout == parallel.stdout and single.stderr == parallel.stderr
     assert [model["source"] for model in json.loads(single.stdout)["models"]] == list(map(str, paths))
+
+
+def test_jobs_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-j 1` means every CPU of it, and the address is refused without it."""
+    monkeypatch.setattr("tieconv.api.check.ray_cluster", lambda _: nullcontext(SimpleNamespace(workers=8)))
+    for jobs, at_once in ((1, 8), (2, 2)):
+        with engine_of("ray", None, jobs) as (executor, number):
+            assert executor is not None and number == at_once
+    with engine_of("processes", None, 3) as engine:
+        assert engine == (None, 3)
+    assert "--address needs --engine ray" in refused("check --address auto a")
 
 
 def test_progress_counts_models(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

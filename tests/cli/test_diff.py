@@ -19,6 +19,7 @@ from tests.cli.run import ok, refused, run
 from tests.cli.stored import bits_equal, config, configure, edit, tensors
 from tests.reload.judge import load
 from tests.schemas import validate
+from tieconv.comparison.differences import compare_configs
 
 E, H = "model.embed_tokens.weight", "lm_head.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -244,6 +245,14 @@ def test_a_naive_untie_of_t5(pair) -> None:
     assert entry["loaders"] == ["transformers 5", "transformers 4"] and entry["detail"]["forward_factor"] == 0.25
     logits = [load("T5ForConditionalGeneration", folder).logits for folder in (a, b)]
     assert torch.allclose(logits[0] * 4, logits[1])
+
+
+def test_a_value_of_one_config() -> None:
+    """An absent value is not a null one."""
+    differing = compare_configs({"a": 1, "b": None, "c": 1}, {"b": 2, "c": 1, "d": None})
+    assert [(value.path, value.in_a, value.in_b) for value in differing] == [
+        ("a", True, False), ("b", True, True), ("d", False, True)
+    ]  # fmt: skip
 
 
 def test_large_tensors_are_remembered_apart(pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,9 @@ def test_description_is_the_plan(words: tuple[str, ...], model: str, hub: Hub, t
     hub.add("org/m", models / model)
     written = sound(tieconv(*words, "hf://org/m", "-o", "out", "--json"))
     plan = json.loads(written.stdout)["operations"]
-    push = json.loads(tieconv("push", "out", "hf://org/m", "--dry-run", "--json").stdout)
+    result = tieconv("push", "out", "hf://org/m", "--dry-run", "--json")
+    push = json.loads(result.stdout)
+    assert "config.json" not in result.stderr  # the plan is the document alone
     told = {(one["kind"], one["name"]) for one in push["effects"] if one["kind"] in ("drop", "add", "change")}
     assert told == {(KINDS[one["op"]], one["name"]) for one in plan if one["op"] in KINDS}
     config = {one["name"]: one["note"].split(" becomes ")[1] for one in push["effects"] if one["kind"] == "config"}
