@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
+from tieconv.architectures.stored_names import spelled
 from tieconv.checkpoint.family import Knowledge, Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
@@ -124,9 +125,9 @@ def _outcome(inspection: Inspection, absent: list[str], stored: str) -> str:
     names = evidence.listed(absent)
     says = {Absence.ZERO: f"fills {names} with zeros", Absence.UNSET: f"leaves {names} without values"}
     absences = {version: bias.absence for version, bias in head_bias(inspection).items() if bias.absence in says}
-    clauses = [
-        f"transformers {version} {says[absence]}" for version, absence in absences.items() if absence is not None
-    ]
+    if len(absences) > 1 and len(set(absences.values())) == 1:
+        return f"transformers {says[next(iter(absences.values()))]}"
+    clauses = [f"transformers {version} {says[absence]}" for version, absence in absences.items()]
     return ". ".join(clauses) or f"transformers reads {evidence.listed([stored])}"
 
 
@@ -220,6 +221,45 @@ def bias_length(inspection: Inspection) -> Iterator[Finding]:
                 level=evidence.certain(inspection, Level.ERROR),
                 remedy=remedies.bias(inspection, "resize", safe=False) if length < rows else None,
             )
+
+
+@rule("BIA005", "missing-bias", Level.NOTE)
+def missing_bias(inspection: Inspection) -> Iterator[Finding]:
+    """The head of a class with a head bias is stored without it.
+
+    ## What it does
+    Notes a head that is stored without the bias that its class has. It is an error if some release of transformers leaves
+    the bias without values. A `final_logits_bias` may be absent. The rule does not report it.
+
+    ## Why it matters
+    transformers fills the bias with zeros and only prints a load report. For some classes it leaves uninitialised memory in
+    it, which gives other logits in each run. Examples are Longformer, FNet and Nyströmformer in 5.23 and 5.24. mlx-lm and
+    llama.cpp fail. A tool that knows only heads without a bias loses the trained one.
+
+    ## Example
+    A GPT-J without its bias:
+
+        note BIA005: lm_head.bias is missing, but GPTJForCausalLM has a head bias.
+        transformers fills lm_head.bias with zeros.
+
+    ## How to fix
+    Copy the bias from the checkpoint that has it. If the model was trained without one, `tieconv bias zero` stores zeros.
+    """
+    family, bias = inspection.family, inspection.head.output_bias
+    names = [spelled(family, name, inspection.checkpoint.tensors) for name in family.output_biases]
+    stored = inspection.checkpoint.tensors
+    if not family.trusted or bias is None or bias.state is not BiasState.ABSENT or inspection.checkpoint.graphs:
+        return
+    beside = {f"{name.partition('.')[0]}." for name in names if not name.endswith("final_logits_bias")}
+    if not any(name.startswith(tuple(beside)) for name in stored):
+        return
+    outcome = _outcome(inspection, names[:1], names[0])
+    yield missing_bias.finding(
+        f"{evidence.clause(names, 'is', 'are')} missing, but {evidence.label(inspection)} has a head bias. {outcome}.",
+        tuple(names),
+        level=Level.ERROR if "without values" in outcome else None,
+        remedy=remedies.bias(inspection, "zero", safe=False),
+    )
 
 
 def _matrix(inspection: Inspection) -> str | None:

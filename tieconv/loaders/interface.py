@@ -93,6 +93,10 @@ def _of_parameters(inspection: Inspection, loaded: Loaded) -> Verdict:
     dropped = dropped_biases(inspection, loaded)
     outcome, detail, tensors = _of_tables(inspection, loaded, pair, names)
     unused = f"; the loader does not use {in_words(dropped)}" if dropped else ""
+    empty = [name for name in loaded.unset if name not in tables]
+    if empty:
+        keep = "keeps" if len(empty) == 1 else "keep"
+        unused += f"; {in_words(empty)} {_are(empty)} not stored and {keep} uninitialised memory"
     return Verdict(outcome, detail + unused, tuple(tensors), dropped)
 
 

@@ -208,6 +208,13 @@ CASES: dict[str, Case] = {
         flagged(BERT, True),
         {BERT_EMBED: matrix(), BERT_HEAD: matrix(), OUTER_BIAS: vector(7), INNER_BIAS: vector(9)},
     ),
+    "BIA005 both names": (flagged(BERT, False), bert(head=matrix(seed=1))),
+    "BIA005 no head": (flagged(BERT, True), bert()),
+    "BIA005 left without values": (
+        {"architectures": ["LongformerForMaskedLM"], "model_type": "longformer", "vocab_size": 8},
+        {"longformer.embeddings.word_embeddings.weight": matrix(), "lm_head.dense.weight": matrix(4)},
+    ),
+    "BIA005 a bias that may be absent": (BART, {"model.shared.weight": matrix(), "final_logits_other": matrix()}),
     "QNT001 both quantised": (TIED, {**EMBED_CODES, **CODES, **NORM}),
     "QNT001 by class default": (GEMMA, {**llama(), **CODES}),
     "VOC001 head and embedding": (UNTIED, {EMBED: matrix(10), HEAD: matrix(9, seed=1)}),
