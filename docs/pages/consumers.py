@@ -37,7 +37,7 @@ INTRO = """\
 
 The outcome is about embedding, head and head bias. safetensors, mlx-lm, llama.cpp and vLLM also fail for a
 [missing layer](rules.md#sto006-missing-layer) and for a surplus one. For llama.cpp 53 classes were run, for vLLM 50.
-`python -m tests.oracles.layer_faults` runs them again, and `gguf_faults` loads faulty GGUF files of 80 classes. vLLM
+`python -m tests.oracles.layer_faults` runs them again, and `gguf_faults` loads faulty GGUF files of 81 classes. vLLM
 0.32 looks for norms alone: without a single matrix it runs, with uninitialised memory. What the others do was not
 compared: some fail, and some leave the layer random. Their rows end with the rule to read.
 

@@ -210,6 +210,8 @@ GGUF_FAULTS = {
         "error",
         "STO007 blk.3 is stored, but the metadata",
     ),
+    "a layer of an unknown architecture": ("nobody", [EMBED, *BLOCKS[:8]], {}, "unknown", ""),
+    "a layer that may be empty": ("deci", [EMBED, *BLOCKS[:8]], {}, "tied", ""),
     "several tokens": ("llama", [EMBED, *BLOCKS[:8]], {"llama.nextn_predict_layers": 1}, "tied", ""),
     "a decoder": (
         "t5",
@@ -225,7 +227,7 @@ GGUF_FAULTS = {
 
 @pytest.mark.parametrize("name", GGUF_FAULTS)
 def test_what_a_gguf_file_lacks(name: str, tmp_path: Path) -> None:
-    """As libllama of 0.3.36 loads such files of 80 classes: `tests.oracles.gguf_faults`."""
+    """As libllama of 0.3.36 loads such files of 81 classes: `tests.oracles.gguf_faults`."""
     architecture, names, more, outcome, message = GGUF_FAULTS[name]
     metadata = {"general.architecture": architecture, f"{architecture}.block_count": 3, **more}
     path = tmp_path / "model.gguf"

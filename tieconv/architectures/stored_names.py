@@ -361,7 +361,10 @@ def _gguf_layers(inspection: Inspection) -> tuple[list[LayerList], dict[str, obj
     architecture, metadata = inspection.family.architecture, inspection.checkpoint.files[0].metadata or {}
     stated = [metadata.get(f"{architecture}.{key}", "0") for key in (*_BLOCKS.values(), "nextn_predict_layers")]
     *totals, unused = [int(text) if _NUMBER.fullmatch(text) else 0 for text in stated]
-    alike = architecture in exceptions("gguf")["alike"]
+    known = exceptions("gguf")
+    if architecture in known["empty layers"]:
+        return [], {}
+    alike = architecture in known["alike"]
     lists: list[LayerList] = [(start, f"{architecture}.{key}", alike, [], []) for start, key in _BLOCKS.items()]
     numbers = {key: total - unused for key, total in zip(_BLOCKS.values(), totals, strict=True)}
     return lists, {architecture: numbers}

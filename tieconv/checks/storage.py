@@ -252,7 +252,7 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     layer. If the layers were removed on purpose, set the number in the config, and number the layers without a gap.
     """
     # Yield one finding for each list of layers. IDX002 reports layers that only a file outside the index holds.
-    if unlisted_parts(inspection.checkpoint):
+    if unlisted_parts(inspection.checkpoint) or _is_unknown_gguf(inspection):
         return
     for reason, names in missing_layers(inspection):
         outcome = f"transformers fills {evidence.verb(names, 'it', 'them')} with untrained values"
@@ -265,6 +265,15 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
         yield missing_layer.finding(
             f"{evidence.clause(names, 'is', 'are')} not stored, but {reason}. {outcome}.", names[: evidence.LISTED]
         )
+
+
+def _is_unknown_gguf(inspection: Inspection) -> bool:
+    """Return whether llama.cpp may ask less of the layers: tieconv has not read its source for the architecture."""
+    if inspection.checkpoint.format != "gguf":
+        return False
+    from tieconv.loaders.llama_cpp import head_rule  # most models are not GGUF files
+
+    return head_rule(inspection.family.architecture) is None
 
 
 @rule("STO007", "surplus-layer", Level.ERROR)
@@ -290,7 +299,7 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     If the model has these layers, set the number in the config. If it does not, save it again from the loaded model.
     """
-    for counted, names, alike in surplus_layers(inspection):
+    for counted, names, alike in () if _is_unknown_gguf(inspection) else surplus_layers(inspection):
         outcome = f"transformers leaves {evidence.verb(names, 'it', 'them')} out"
         if inspection.checkpoint.mlx and alike:
             outcome = "mlx-lm fails to load the model"
