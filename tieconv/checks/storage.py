@@ -282,7 +282,8 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports stored layers from that
-    number on. A GGUF file has the number in its metadata. Layers for the prediction of several tokens (MTP) follow the last one, and are not reported.
+    number on. A GGUF file has the number in its metadata. Layers for the prediction of several tokens (MTP) follow the last
+    one, and are not reported.
 
     ## Why it matters
     transformers leaves these layers out and only prints a load report. If the model was trained with them, it then computes

@@ -171,8 +171,8 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     """Return family and config of a GGUF file: llama.cpp has no flag.
 
     llama.cpp uses the token embedding as the head if ``output.weight`` is absent. Some architectures need it: TIE003
-    reports these. Without a token embedding a file ties nothing. TIE005 and TIE006 report a model without it, but not a
-    projector or an adapter. Source: llama-model.cpp (``TENSOR_NOT_REQUIRED``, then ``TENSOR_DUPLICATED``).
+    reports these. Without a token embedding a file ties nothing. TIE006 reports a model without it, and no projector or
+    adapter. Source: llama-model.cpp (``TENSOR_NOT_REQUIRED``, then ``TENSOR_DUPLICATED``).
     """
     metadata = checkpoint.files[0].metadata or {}
     architecture = metadata.get("general.architecture", "")

@@ -58,7 +58,8 @@ def _check_one_model(listing: Listing, names: tuple[str, ...]) -> None:
     apart = len(configured) > 1 or any("/" in folder for folder in folders)
     if len(folders) > 1 and apart and "model_index.json" not in listing.top:
         problem = f"{shown(listing.source)} holds {count(len(names), 'ONNX graph')} in {len(folders)} directories"
-        hint = Hint("give one of them: ", call("inspect", os.path.join(listing.source, folders[0])))
+        first = folders[0] or next(name for name in names if "/" not in name)
+        hint = Hint("give one of them: ", call("inspect", os.path.join(listing.source, first)))
         raise UnreadableError(problem, hint, "onnx.several-models")
 
 
