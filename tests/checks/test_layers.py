@@ -350,6 +350,22 @@ def test_experts(name: str, tmp_path: Path) -> None:
     assert (fails["4.57"], fails["5.x"]) == (False, bool(message) and "quantization_config" not in config)
 
 
+@pytest.mark.parametrize("stored", [("decoder.",), ("encoder.", "decoder.")])
+@pytest.mark.parametrize("shares", [True, False])
+def test_an_encoder_that_shared_its_layers(stored: tuple[str, ...], shares: bool, tmp_path: Path) -> None:
+    """As transformers 4.57.6 saves a T5 with the flag, and 5.24.0 loads it."""
+    config = {**T5, "num_layers": 1, "num_decoder_layers": 1, "tie_encoder_decoder": shares}
+    names = [f"{part}block.0.layer.0.SelfAttention.{leaf}.weight" for part in stored for leaf in "qkvo"]
+    tensors = {"shared.weight": matrix(), **{name: matrix() for name in names}}
+    result = api.inspect(save(tmp_path / "model", config, tensors), consumers="transformers==4.57")
+    messages = [finding.message for finding in result.findings if finding.message.startswith("encoder.block ")]
+    assert messages == [
+        "encoder.block is not stored, but the config sets tie_encoder_decoder. "
+        "transformers 4 shares the stored layers. transformers 5 fills it with untrained values."
+    ] * (shares and len(stored) == 1)
+    assert (result.consumers[0].outcome == "unknown") is shares
+
+
 def test_experts_are_counted_by_the_config_of_their_list(tmp_path: Path) -> None:
     """The talker of a Qwen3-Omni may have another number of experts than its text model."""
 

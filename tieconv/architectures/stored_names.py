@@ -160,6 +160,7 @@ def missing_layers(inspection: Inspection) -> tuple[tuple[str, list[str]], ...]:
 
 
 def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
+    yield from _shared_layers(inspection)
     checkpoint = inspection.checkpoint
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
     quantised = quantised and checkpoint.format != "gguf"  # its codes have the usual names
@@ -199,6 +200,18 @@ def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
                     f"{begin}{number}.{leaf}" for leaf in sorted(more) if leaf.replace(".bias", ".weight") in own
                 ]
                 yield f"the other {total - 1} layers have {'it' if len(lacking) == 1 else 'them'}", lacking
+
+
+def _shared_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lists of layers that transformers 4 leaves out if it shares those of the encoder and the decoder."""
+    checkpoint = inspection.checkpoint
+    starts = [start for start, *_ in layer_lists(inspection.family)]
+    absent = [start for start in starts if not any(name.startswith(start) for name in checkpoint.tensors)]
+    if checkpoint.config_values.get("tie_encoder_decoder") is True and 0 < len(absent) < len(starts):
+        yield SHARED_LAYERS, [start.rstrip(".") for start in absent]
+
+
+SHARED_LAYERS = "the config sets tie_encoder_decoder"
 
 
 def _always(family: Family, names: Collection[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.stored_names import EXPERT, missing_layers, surplus_layers
+from tieconv.architectures.stored_names import EXPERT, SHARED_LAYERS, missing_layers, surplus_layers
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING, unlisted_parts
@@ -233,6 +233,9 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     module that the class lacks, may hold the parameter: then the rule makes no claim. It reports a norm or a bias only if
     another layer has it. In a quantised model it only looks for whole layers.
 
+    A config with `tie_encoder_decoder` is reported too, if the layers of one part are not stored. transformers 4 shares
+    them, and transformers 5 no longer does.
+
     In a GGUF file it looks for whole layers by `block_count`. For architectures with equal layers it also reports the
     weights that a single layer lacks, except for those of experts.
 
@@ -262,6 +265,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
             outcome = "mlx-lm fails to load the model"
         if inspection.checkpoint.format == "gguf":
             outcome = "llama.cpp fails to load the file"
+        if reason == SHARED_LAYERS:
+            outcome = f"transformers 4 shares the stored layers. {outcome.replace('transformers', 'transformers 5')}"
         yield missing_layer.finding(
             f"{evidence.clause(names, 'is', 'are')} not stored, but {reason}. {outcome}.", names[: evidence.LISTED]
         )

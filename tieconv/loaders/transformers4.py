@@ -156,6 +156,8 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
     # A refusal for tied tables of two vocabularies, which were not measured.
     if reading_v4(read) and evidence.two_vocabularies(read):
         yield unknown("encoder and decoder have separate vocabularies, and tieconv has no measurement of tying them")
+    if inspection.checkpoint.config_values.get("tie_encoder_decoder") is True:
+        yield unknown("tieconv does not know which tensors transformers 4 shares for tie_encoder_decoder")
     yield from _config_and_shapes(inspection, read, version)
     # Why the answer depends on tensors that were not compared, or on a case that was not measured.
     if ties_alone(read, version) or (reading_v4(read) and cannot_build(read)):
