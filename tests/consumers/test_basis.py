@@ -298,6 +298,16 @@ def test_the_dtype_at_loading_decides_about_a_cast(tmp_path: Path) -> None:
         assert ("equal only in the narrower of their dtypes" in answers[1].detail) is not lossless
 
 
+def test_a_cast_with_a_nan_is_never_tied(tmp_path: Path) -> None:
+    """transformers 5.23.0 keeps two parameters, because a NaN differs from itself."""
+    narrow = matrix().astype("<f2")
+    narrow[0, 0] = float("nan")
+    model = api.inspect(save(tmp_path / "m", flagged(LLAMA, True), {EMBEDDING: narrow, HEAD: narrow.astype("<f4")}))
+    assert verdict(model, load(model, TRANSFORMERS_5)).outcome is Outcome.UNTIED
+    (finding,) = (entry for entry in model.findings if entry.rule != "TIE012")
+    assert (finding.rule, finding.level) == ("TIE001", "error") and "in another dtype, with a NaN)" in finding.message
+
+
 def test_equal_bytes_are_not_discarded(tmp_path: Path) -> None:
     """A NaN unties two copies in transformers 5; the graph that takes the head for both loses no value."""
     table = matrix()

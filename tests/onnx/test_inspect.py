@@ -183,6 +183,7 @@ def test_several_graphs(tmp_path: Path) -> None:
         (("unet", "vae"), ("unet/config.json", "vae/config.json", "model_index.json"), False),
         (("cpu/int4", "cpu/int8"), (), True),
         (("cpu/int4",), (), False),
+        (("models/a", "models/b"), ("genai_config.json",), False),
         (("", "cpu/int4"), (), True),
     ],
 )

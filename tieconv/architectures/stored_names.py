@@ -218,8 +218,6 @@ def _always(family: Family, names: Collection[str]) -> str:
     return f"{family.architecture} always has {'it' if len(names) == 1 else 'them'}"
 
 
-EXPERT = re.compile(r"\bexperts\.[0-9]")
-"""Finds the name of an expert that is stored by itself."""
 _DIGITS = 5
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
@@ -369,7 +367,7 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
 def _gguf_layers(inspection: Inspection) -> tuple[list[LayerList], dict[str, object]]:
     """Return the lists of layers of a GGUF file, and their numbers in its metadata as a config has them.
 
-    The layers that predict several tokens are the last ones. They may be left out, so they do not count.
+    The layers that predict several tokens are the last ones, and do not count: some architectures load without them.
     """
     architecture, metadata = inspection.family.architecture, inspection.checkpoint.files[0].metadata or {}
     stated = [metadata.get(f"{architecture}.{key}", "0") for key in (*_BLOCKS.values(), "nextn_predict_layers")]

@@ -22,8 +22,8 @@ def difference(member: Member, noun: str = "rows") -> str:
             return f"the shapes are {list(shape)} and {list(canonical)}"
         case proved.Transposed():
             return "it is the transpose"
-        case proved.Cast(lossless=True):
-            return "it has the same values in another dtype"
+        case proved.Cast(lossless=True, nan=nan):
+            return f"it has the same values in another dtype{', with a NaN' if nan else ''}"
         case proved.Cast(exact=exact):
             return f"equal after a cast, {shown(exact)} holds the full precision"
         case proved.Scaled(factor=factor):

@@ -143,7 +143,6 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
     For another prefix, save the unwrapped model again or rename the tensors. If files are missing, fetch them.
     """
     family, head = inspection.family, inspection.head
-    family, head = inspection.family, inspection.head
     names = [name for name in (family.input_embedding, family.output_head) if name]
     if family.knowledge is not Knowledge.TABLE or family.tying is Tying.HEADLESS or len(names) < 2:
         return

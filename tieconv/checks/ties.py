@@ -47,7 +47,7 @@ def version_decides(inspection: Inspection) -> Iterator[Finding]:
     keeps the stored tensors.
     """
     head_tie = evidence.head_tie(inspection)
-    if head_tie is None or not evidence.versions_differ(inspection):
+    if head_tie is None or not evidence.versions_differ(inspection) or evidence.unclear_flags(inspection):
         return
     head = head_tie[1]
     tied, untied = (5, 4) if inspection.config.effective else (4, 5)
@@ -294,7 +294,7 @@ def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Findin
 
 
 def _outcome(differing: list[Member]) -> str:
-    if all(member.state is State.CAST for member in differing):
+    if all(member.state is State.CAST and not member.relation.holds_nan for member in differing):
         return "Whether transformers ties them depends on the dtype that it loads them in."
     if all(member.relation.sign_of_zero_only for member in differing):
         return "transformers 5.0 keeps both. transformers 4.57 and 5.23 tie them."
@@ -306,7 +306,8 @@ def _outcome(differing: list[Member]) -> str:
 def _level(differing: list[Member]) -> Level:
     if all(member.relation.sign_of_zero_only for member in differing):
         return Level.NOTE
-    return Level.WARNING if all(member.state is State.CAST for member in differing) else Level.ERROR
+    rounded = all(member.state is State.CAST and not member.relation.holds_nan for member in differing)
+    return Level.WARNING if rounded else Level.ERROR
 
 
 @rule("TIE002", "redundant-copy", Level.WARNING)
@@ -556,7 +557,8 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
     """
     # Yield one finding for each tied group of equal copies with a NaN.
     for tie in inspection.ties:
-        copies = [member.name for member in tie.members if member.relation.holds_nan]
+        equal = [member for member in tie.members if member.state is not State.CAST]
+        copies = [member.name for member in equal if member.relation.holds_nan]
         if copies:
             canonical = evidence.reference(tie)
             yield nan_in_tie.finding(

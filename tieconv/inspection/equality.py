@@ -104,8 +104,8 @@ def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> 
     direction = cast_direction(Pair(reader, left, right))
     if direction is None:
         return None
-    pair, lossless = direction
-    return proved.Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless)
+    pair, lossless, nan = direction
+    return proved.Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless, nan=nan)
 
 
 def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:

@@ -347,8 +347,8 @@ def _as_reference(inspection: Inspection, member: Member, dtype: str | None) -> 
     match member.relation:
         case Canonical() | Aliased() | proved.Identical():
             return not member.relation.holds_nan
-        case proved.Cast() if member.relation.is_lossless_cast:
-            return True
+        case proved.Cast() if member.relation.is_lossless_cast or member.relation.holds_nan:
+            return member.relation.is_lossless_cast
         case proved.Cast(narrow=narrow) if dtype is not None:
             return dtype == inspection.checkpoint.tensors[narrow].dtype
         case proved.Unread() | proved.Cast():

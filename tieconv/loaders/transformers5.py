@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tieconv.architectures.class_table import newer_release
 from tieconv.architectures.effective_flag import FLAG, cannot_build
-from tieconv.architectures.stored_names import EXPERT, known_names, locate, missing_layers, variants
+from tieconv.architectures.stored_names import known_names, locate, missing_layers, variants
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import evidence, release_tables
@@ -169,8 +169,8 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
         yield Refusal(
             Cause.SHAPES, f"{shown(misfit)} and the tensor that it is tied to have different shapes", (misfit,)
         )
-    # It merges the experts of a layer into one tensor: without one of them it raises RuntimeError.
-    absent = [name for _, names in missing_layers(inspection) for name in names if EXPERT.search(name)]
+    # It merges the experts of a layer into one tensor: without one of them it raises RuntimeError, without all not.
+    absent = [name for reason, names in missing_layers(inspection) if "expert" in reason for name in names]
     if compares and absent and not inspection.quantisation:
         yield missing(absent)
 

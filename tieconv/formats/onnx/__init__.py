@@ -52,11 +52,14 @@ _CONFIGS = ("config.json", "genai_config.json")
 
 
 def _check_one_model(listing: Listing, names: tuple[str, ...]) -> None:
-    """Refuse several models: directories with their own configs, or below others. A pipeline of diffusers is one."""
+    """Refuse several models: directories with their own configs, or below others.
+
+    A pipeline of diffusers or onnxruntime-genai is one, which a file at the top describes.
+    """
     folders = sorted({os.path.dirname(name) for name in names})
     configured = [folder for folder in folders if any(f"{folder}/{name}" in listing.entries for name in _CONFIGS)]
     apart = len(configured) > 1 or any("/" in folder for folder in folders)
-    if len(folders) > 1 and apart and "model_index.json" not in listing.top:
+    if len(folders) > 1 and apart and not {"model_index.json", "genai_config.json"} & {*listing.top}:
         problem = f"{shown(listing.source)} holds {count(len(names), 'ONNX graph')} in {len(folders)} directories"
         first = folders[0] or next(name for name in names if "/" not in name)
         hint = Hint("give one of them: ", call("inspect", os.path.join(listing.source, first)))

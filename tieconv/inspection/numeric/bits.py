@@ -199,16 +199,17 @@ def _round_to_odd(values: Array) -> Array:
     return bits.view("<f4")
 
 
-def cast_direction(pair: Pair) -> tuple[Pair, bool] | None:
-    """Return the pair as (exact side, rounded side) and whether rounding lost nothing, or ``None``.
+def cast_direction(pair: Pair) -> tuple[Pair, bool, bool] | None:
+    """Return the pair as (exact side, rounded side), whether rounding lost nothing, and whether it holds a NaN.
 
-    Between F16 and BF16 either side may be the exact one; otherwise it is the wider. A NaN may become any NaN, but
-    loses something unless converting back restores its bits. Proved over every element.
+    Returns ``None`` if neither side is the other one rounded. Between F16 and BF16 either side may be the exact one;
+    otherwise it is the wider. A NaN may become any NaN, but loses something unless converting back restores its bits.
+    Proved over every element.
     """
     for candidate in _directions(pair):
-        lossless = _proved(candidate)
-        if lossless is not None:
-            return candidate, lossless
+        known = _proved(candidate)
+        if known is not None:
+            return candidate, *known
     return None
 
 
@@ -219,17 +220,21 @@ def _directions(pair: Pair) -> list[Pair]:
     return [pair] if left > right else [pair.reversed()]
 
 
-def _proved(pair: Pair) -> bool | None:
-    """Return whether converting back is lossless; ``None`` if the right side is not the left one rounded."""
+def _proved(pair: Pair) -> tuple[bool, bool] | None:
+    """Return whether converting back is lossless, and whether a NaN is stored.
+
+    Returns ``None`` if the right side is not the left one rounded.
+    """
     exact, narrow = pair.formats
     if not _rounds_to(*pair.sample(), exact, narrow):
         return None
-    lossless = True
+    lossless, nan = True, False
     for left, right in pair.pieces():
         if not _rounds_to(left, right, exact, narrow):
             return None
         lossless = lossless and bool((convert(right, narrow, exact) == left).all())
-    return lossless
+        nan = nan or bool(is_nan(right, narrow).any())
+    return lossless, nan
 
 
 def _rounds_to(left: Array, right: Array, exact: Format, narrow: Format) -> bool:
