@@ -100,6 +100,15 @@ def without_expert(path: Path, part: str) -> None:
     transformers.MixtralForCausalLM.from_pretrained(path)
 
 
+def without_bias(path: Path) -> None:
+    """Load a Phi without the bias of its head."""
+    transformers.PhiForCausalLM(transformers.PhiConfig(**SIZES)).save_pretrained(path)
+    tensors = load_file(path / "model.safetensors")
+    del tensors["lm_head.bias"]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    transformers.PhiForCausalLM.from_pretrained(path)
+
+
 def into_torch(path: Path, change: Callable[[Tensors], object], *, tied: bool = False) -> None:
     llama(tied=tied).load_state_dict(load_file(saved(path, change, tied=tied) / "model.safetensors"))
 
@@ -159,6 +168,7 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
         lambda path: safe_open(saved(path, dict, tied=True) / "model.safetensors", "pt").get_tensor(HEAD),
         lambda path: into_torch(path, dict, tied=True),
     ),
+    "C19": (without_bias,),
     "C25": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE}, path / "x"), lambda path: saved_shared(path)),
     "C26": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE.t()}, path / "x"),),
     "C27": (lambda path: save_model(Views(), str(path / "x")),),

@@ -220,6 +220,8 @@ GGUF_FAULTS = {
         "error",
         "STO006 dec.blk.2 is not stored, but the metadata says 3 layers (t5.decoder_block_count).",
     ),
+    "no layers": ("llama", [EMBED, *BLOCKS], {"llama.block_count": 0}, "error", ""),
+    "too many layers": ("llama", [EMBED, *BLOCKS], {"llama.block_count": 20_000}, "error", ""),
     "no bias": ("phi2", [EMBED, OUTPUT, *BLOCKS], {}, "error", ""),
     "a bias": ("llama", [EMBED, *BLOCKS, "output.bias"], {}, "error", ""),
 }
@@ -238,6 +240,9 @@ def test_what_a_gguf_file_lacks(name: str, tmp_path: Path) -> None:
     seen = [f"{finding.rule} {finding.message}" for finding in result.findings if finding.rule[:3] != "CON"]
     assert len(seen) == bool(message) and seen[:1] == [text for text in seen if text.startswith(message)]
     assert "transformers" not in " ".join(seen)
+    unread = "tieconv has not read what llama.cpp asks of the architecture nobody"
+    none = "the file has neither the embedding nor the layers of a language model"
+    assert outcome != "unknown" or result.consumers[0].detail == (unread if architecture == "nobody" else none)
     start = {"error": "Not loaded: " if message.startswith("TIE") or "bias" in name else "Tied", "tied": "Tied"}
     assert str(result.config.effect).startswith(start.get(outcome, ("No", "Un")))
 

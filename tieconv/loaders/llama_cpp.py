@@ -66,17 +66,28 @@ def _gguf(inspection: Inspection) -> Loaded:
     if not inspection.checkpoint.tensors:
         return stopped(_LOADER, unknown("the file holds no tensors"))
     architecture, pair = inspection.family.architecture, evidence.head_pair(inspection)
-    if head_rule(architecture) is None or pair is None:
+    if pair is None:
+        return stopped(_LOADER, unknown("the file has neither the embedding nor the layers of a language model"))
+    if head_rule(architecture) is None:
         sentence = f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}"
         return stopped(_LOADER, unknown(sentence))
     model = evidence.PairModel(_LOADER, inspection, pair, has_bias=True)
     error = _pair_error(inspection, pair)
     if error is not None:
         return stopped(_LOADER, Refusal(Cause.NAMES, error))
+    key = f"{architecture}.block_count"
+    number = (inspection.checkpoint.files[0].metadata or {}).get(key, "1")
+    if not (number.isascii() and number.isdigit() and 0 < int(number[:_DIGITS]) <= _MOST_LAYERS):
+        sentence = f"llama.cpp needs a number of layers in {shown(key)}, at most {_MOST_LAYERS}"
+        return stopped(_LOADER, Refusal(Cause.METADATA, sentence))
     layers = next(evidence.layers_refused(inspection, pair), None)
     if layers is not None:
         return stopped(_LOADER, layers)
     return model.untied() if pair.has_head else model.tied(pair.embedding, remark=_SHARES)
+
+
+_MOST_LAYERS, _DIGITS = 512, 4
+"""`LLAMA_MAX_LAYERS`, and the digits of a number that show whether it is larger."""
 
 
 def _pair_error(inspection: Inspection, pair: evidence.Pair) -> str | None:

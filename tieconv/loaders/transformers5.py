@@ -169,7 +169,7 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
         yield Refusal(
             Cause.SHAPES, f"{shown(misfit)} and the tensor that it is tied to have different shapes", (misfit,)
         )
-    # It merges the experts of a layer into one tensor: without one of them it raises RuntimeError, without all not.
+    # It merges the experts of a layer into one tensor. Without one of them it raises RuntimeError, but not without any.
     absent = [name for reason, names in missing_layers(inspection) if "expert" in reason for name in names]
     if compares and absent and not inspection.quantisation:
         yield missing(absent)
