@@ -243,7 +243,7 @@ def test_what_a_gguf_file_lacks(name: str, tmp_path: Path) -> None:
     unread = "tieconv has not read what llama.cpp asks of the architecture nobody"
     none = "the file has neither the embedding nor the layers of a language model"
     assert outcome != "unknown" or result.consumers[0].detail == (unread if architecture == "nobody" else none)
-    start = {"error": "Not loaded: " if message.startswith("TIE") or "bias" in name else "Tied", "tied": "Tied"}
+    start = {"error": f"Not loaded: {result.consumers[0].detail}.", "tied": "Tied"}
     assert str(result.config.effect).startswith(start.get(outcome, ("No", "Un")))
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tieconv.architectures.class_table import LayerList, exceptions, layer_lists
 from tieconv.architectures.effective_flag import nested
 from tieconv.checkpoint.family import Family, Role, Tying
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, Missing
 from tieconv.checkpoint.model_files import weight_map
 from tieconv.checkpoint.quantised_matrix import HEAD, parametrised_parts
 from tieconv.checkpoint.value_type import record
@@ -145,8 +145,8 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
 _MOST_LAYERS, _LEAST_TENSORS = 10_000, 4  # a file with fewer tensors in each layer is an example of names, not a model
 
 
-def missing_layers(inspection: Inspection) -> tuple[tuple[str, list[str]], ...]:
-    """Return what is missing in and beside the lists of layers: how that is known, and the names.
+def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
+    """Return what is missing in and beside the lists of layers.
 
     That is the layers without a tensor. If all are stored, it is a parameter that the class always has in each layer.
     In a class whose layers are alike, it is also what a single layer lacks. Beside the layers it is such a parameter
@@ -159,7 +159,7 @@ def missing_layers(inspection: Inspection) -> tuple[tuple[str, list[str]], ...]:
         return inspection.layers
 
 
-def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
+def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
     yield from _shared_layers(inspection)
     checkpoint = inspection.checkpoint
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
@@ -172,12 +172,12 @@ def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
             parted = {name.rpartition(".")[0] for name in entry.every if not name.endswith((".weight", ".bias"))}
             lacking = [name for name in lacking if name.rpartition(".")[0] not in parted]
         if lacking:
-            yield _always(inspection.family, lacking), lacking
+            yield Missing(_always(inspection.family, lacking), lacking)
         numbers = [str(number) for number in range(total)]
         absent = [begin + number for number in numbers if number not in layers]
         kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
         if absent:
-            yield entry.counted, absent
+            yield Missing(entry.counted, absent)
             continue
         within = {number: layers[number] for number in numbers}
         config = nested(checkpoint.config_values, entry.level) or {}
@@ -187,7 +187,7 @@ def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
             continue
         lacking = _inside_layers(begin, within, entry.inside)
         if lacking:
-            yield _always(inspection.family, lacking), lacking
+            yield Missing(_always(inspection.family, lacking), lacking)
         elif not experts and entry.alike and len(kinds) == 2 and total > 2:
             small, large = sorted(kinds, key=len)
             more = large - small if small < large and kinds[small] == 1 else ()
@@ -199,19 +199,16 @@ def _missing_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
                 lacking = [
                     f"{begin}{number}.{leaf}" for leaf in sorted(more) if leaf.replace(".bias", ".weight") in own
                 ]
-                yield f"the other {total - 1} layers have {'it' if len(lacking) == 1 else 'them'}", lacking
+                yield Missing(f"the other {total - 1} layers have {'it' if len(lacking) == 1 else 'them'}", lacking)
 
 
-def _shared_layers(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
+def _shared_layers(inspection: Inspection) -> Iterator[Missing]:
     """Yield the lists of layers that transformers 4 leaves out if it shares those of the encoder and the decoder."""
     checkpoint = inspection.checkpoint
     starts = [start for start, *_ in layer_lists(inspection.family)]
     absent = [start for start in starts if not any(name.startswith(start) for name in checkpoint.tensors)]
     if checkpoint.config_values.get("tie_encoder_decoder") is True and 0 < len(absent) < len(starts):
-        yield SHARED_LAYERS, [start.rstrip(".") for start in absent]
-
-
-SHARED_LAYERS = "the config sets tie_encoder_decoder"
+        yield Missing("the config sets tie_encoder_decoder", [start.rstrip(".") for start in absent], shared=True)
 
 
 def _always(family: Family, names: Collection[str]) -> str:
@@ -224,7 +221,7 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_n
 
 def _missing_experts(
     config: Mapping[str, object], begin: str, layers: Mapping[str, Collection[str]], quantised: bool
-) -> Iterator[tuple[str, list[str]]]:
+) -> Iterator[Missing]:
     """Yield the experts that a layer with experts lacks, and the matrices that one of its experts lacks.
 
     ``config`` is the level of the config that counts the layers.
@@ -250,12 +247,10 @@ def _missing_experts(
                 if parts < leaves:
                     partial += [f"{begin}{number}.{start}{expert}.{leaf}" for leaf in sorted(leaves - parts)]
     if absent:
-        yield (
-            f"the config says {count(total, 'expert')} ({key})" if total else "experts with higher numbers are",
-            absent,
-        )
+        counted = f"the config says {count(total, 'expert')} ({key})" if total else "experts with higher numbers are"
+        yield Missing(counted, absent, experts=True)
     if partial:
-        yield f"the other experts have {'it' if len(partial) == 1 else 'them'}", partial
+        yield Missing(f"the other experts have {'it' if len(partial) == 1 else 'them'}", partial, experts=True)
 
 
 _NORM_OR_BIAS = re.compile(r"norm|\bln|\.bias$")

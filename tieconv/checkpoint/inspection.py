@@ -114,11 +114,24 @@ class NotCompared:
         return self.bytes >= 100_000
 
 
+@record
+class Missing:
+    """What a file lacks in or beside its layers: how that is known, and the names.
+
+    ``experts`` says that other experts of the layer are stored, ``shared`` that transformers 4 shares other layers.
+    """
+
+    reason: str
+    names: list[str]
+    experts: bool = False
+    shared: bool = False
+
+
 class _Layers:
     """A slot for what `missing_layers` computes once: with 90,000 tensors each loader's row would take 0.1 s for it."""
 
     __slots__ = ("layers",)
-    layers: tuple[tuple[str, list[str]], ...]
+    layers: tuple[Missing, ...]
 
 
 @record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.stored_names import SHARED_LAYERS, missing_layers, surplus_layers
+from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING, unlisted_parts
@@ -257,18 +257,20 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     # Yield one finding for each list of layers. IDX002 reports layers that only a file outside the index holds.
     if unlisted_parts(inspection.checkpoint) or _is_unknown_gguf(inspection):
         return
-    for reason, names in missing_layers(inspection):
+    for missing in missing_layers(inspection):
+        names = missing.names
         outcome = f"transformers fills {evidence.verb(names, 'it', 'them')} with untrained values"
-        if "expert" in reason:
+        if missing.experts:
             outcome = f"transformers 5 fails to load the model. {outcome.replace('transformers', 'transformers 4')}"
         if inspection.checkpoint.mlx:
             outcome = "mlx-lm fails to load the model"
         if inspection.checkpoint.format == "gguf":
             outcome = "llama.cpp fails to load the file"
-        if reason == SHARED_LAYERS:
+        if missing.shared:
             outcome = f"transformers 4 shares the stored layers. {outcome.replace('transformers', 'transformers 5')}"
         yield missing_layer.finding(
-            f"{evidence.clause(names, 'is', 'are')} not stored, but {reason}. {outcome}.", names[: evidence.LISTED]
+            f"{evidence.clause(names, 'is', 'are')} not stored, but {missing.reason}. {outcome}.",
+            names[: evidence.LISTED],
         )
 
 

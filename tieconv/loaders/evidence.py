@@ -206,9 +206,9 @@ def layers_refused(
     """
     parent = pair.embedding.removesuffix(".weight").rpartition(".")[0]
     own = re.compile(rf"{re.escape(f'{parent}.' if parent else '')}(\w+\.\d+|[^.]+\.)[^.]*")
-    for _, names in missing_layers(inspection):
-        if own.match(names[0]) and any(map(is_missed, names)):
-            yield missing(names)
+    for lack in missing_layers(inspection):
+        if own.match(lack.names[0]) and any(map(is_missed, lack.names)):
+            yield missing(lack.names)
     for _, names, alike in () if drops_surplus else surplus_layers(inspection):
         if alike and own.match(names[0]):
             yield Refusal(Cause.NAMES, f"the model class has no layer {in_words(names)}", tuple(names))

@@ -104,17 +104,14 @@ def _pair_error(inspection: Inspection, pair: evidence.Pair) -> str | None:
 
 
 def with_headline(inspection: Inspection) -> Inspection:
-    """Return the evidence about a GGUF file with a first sentence that fits its architecture."""
-    architecture, pair, why = inspection.family.architecture, evidence.head_pair(inspection), ""
-    if pair is None:
+    """Return the evidence about a GGUF file with the reason why llama.cpp fails, or is not known, as first sentence."""
+    if evidence.head_pair(inspection) is None:
         return inspection
-    if head_rule(architecture) is not None:
-        error = _pair_error(inspection, pair)
-        why = f"Not loaded: {error}." if error else ""
-    elif not (pair.has_head and pair.has_embedding):
-        why = f"Unknown: tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}."
-    config = inspection.config
-    return replace(inspection, config=replace(config, why=why or config.why, effect=why or config.effect))
+    refusal, config = next(iter(_gguf(inspection).refusals), None), inspection.config
+    if refusal is None:
+        return inspection
+    why = f"{'Unknown' if refusal.cause is Cause.UNKNOWN else 'Not loaded'}: {refusal.sentence}."
+    return replace(inspection, config=replace(config, why=why, effect=why))
 
 
 def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:

@@ -71,8 +71,8 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
             yield Refusal(Cause.NAMES, sentence, tuple(stored))
         absent = [name for name in group.names if name not in stored]
         yield from _missing(absent if not group.declared else [] if stored else [group.names[0]])
-    for _, absent in missing_layers(inspection):
-        yield missing(absent)
+    for lack in missing_layers(inspection):
+        yield missing(lack.names)
     for _, names, _ in surplus_layers(inspection):
         yield Refusal(Cause.NAMES, f"the model class has no layer {in_words(names)}", tuple(names))
     extra = () if family.output_biases else evidence.stored_bias(inspection)

@@ -170,7 +170,7 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
             Cause.SHAPES, f"{shown(misfit)} and the tensor that it is tied to have different shapes", (misfit,)
         )
     # It merges the experts of a layer into one tensor. Without one of them it raises RuntimeError, but not without any.
-    absent = [name for reason, names in missing_layers(inspection) if "expert" in reason for name in names]
+    absent = [name for lack in missing_layers(inspection) if lack.experts for name in lack.names]
     if compares and absent and not inspection.quantisation:
         yield missing(absent)
 
