@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -443,6 +444,22 @@ def test_an_exporter_that_gives_a_program(monkeypatch: pytest.MonkeyPatch, tmp_p
     graph = ir.load(tmp_path / "model.onnx").graph
     assert [str(side) for side in graph.inputs[0].shape or ()] == ["batch", "sequence"]
     assert not graph[0].metadata_props
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.INT64], ids=str)
+def test_a_transposed_weight_is_copied_in_order_when_it_is_written(dtype: ir.DataType, tmp_path: Path) -> None:
+    """onnx-ir 1.1.0 writes such an array element by element, which takes long and cannot be interrupted."""
+    weight = np.arange(24).reshape(2, 3, 4).astype(dtype.numpy())
+    views = {"row": weight[0], "matrix": weight[0].T, "experts": weight.swapaxes(1, 2), "flipped": weight[:, ::-1]}
+    values = [ir.Value(name=name, const_value=ir.Tensor(view, dtype, name=name)) for name, view in views.items()]
+    made = _Program(ir.Model(ir.Graph([], [], nodes=[], initializers=values), ir_version=10))
+    export_adapter.save(made, tmp_path)
+    written = {value.name: value.const_value.numpy().flags.c_contiguous for value in values if value.const_value}
+    assert written == {"row": True, "matrix": True, "experts": True, "flipped": False}
+    stored = ir.load(tmp_path / "model.onnx").graph.initializers
+    for name, view in views.items():
+        tensor = stored[name].const_value
+        assert tensor and tensor.dtype == dtype and np.array_equal(tensor.numpy(), view)
 
 
 def test_a_model_that_the_exporter_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,11 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -99,6 +101,7 @@ def save(made: Any, directory: Path) -> dict[str, Any]:
     The document is what transformers needs to load the graph. It is empty for an `ONNXProgram`, whose exporter has no
     loader.
     """
+    _copy_transposed(program_of(made))
     with _silence():
         if not hasattr(made, "save_pretrained"):
             made.save(str(directory / "model.onnx"), external_data=True)
@@ -112,6 +115,25 @@ def save(made: Any, directory: Path) -> dict[str, Any]:
         if not path.name.startswith("model.onnx"):
             tree.remove(path)
     return document
+
+
+def _copy_transposed(program: Any) -> None:
+    """Let torch copy a weight that is a transposed view of another one, when it is written.
+
+    onnx-ir 1.1.0 writes such an array element by element: that takes six times as long, and Ctrl-C waits for it.
+    """
+    torch = need("torch", "onnx,torch", "exporting")
+
+    def in_order(tensor: ir.Tensor) -> ir.Tensor:
+        integers = tensor.raw.view(f"i{tensor.raw.itemsize}")  # torch has not every dtype of onnx
+        array = torch.from_numpy(integers).contiguous().numpy().view(tensor.raw.dtype)
+        return ir.Tensor(array, tensor.dtype, shape=tensor.shape)
+
+    for value in program.graph.initializers.values():
+        tensor = value.const_value
+        raw = getattr(tensor, "raw", None)
+        if isinstance(raw, np.ndarray) and not raw.flags.c_contiguous and min(raw.strides) >= 0:
+            value.const_value = ir.LazyTensor(partial(in_order, tensor), tensor.dtype, tensor.shape, name=tensor.name)
 
 
 def _exporter(
