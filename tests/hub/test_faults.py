@@ -52,13 +52,14 @@ def test_fault_that_stays(kind: str, value: str, says: str, model: str, hub: Hub
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [("status", "429"), ("status", "503"), ("status", "500"), ("truncate", ""), ("stall", "0.5"), ("hang-up", "")],
+    [("status", "429"), ("status", "503"), ("status", "500"), ("truncate", ""), ("stall", "4"), ("hang-up", "")],
 )  # fmt: skip
 def test_fault_that_passes(kind: str, value: str, model: str, hub: Hub, hasty: Run) -> None:
     """What passes is met with patience: the answer is the one of a sound server."""
     sound = hasty("inspect", model, "--depth", "full")
     hub.faults[SHARD] = Fault(kind, 2, value)
-    result = hasty("inspect", model, "--depth", "full", **IMPATIENT.get(kind, {}))
+    # A busy machine may need a second for an answer that no fault delays.
+    result = hasty("inspect", model, "--depth", "full", **({"silence": 2} if kind == "stall" else {}))
     assert (result.returncode, result.stdout) == (0, sound.stdout), result.stderr
     assert hub.faults[SHARD].times == 0
 

@@ -74,7 +74,7 @@ def check(
         consumers=consumers,
         baseline=str(baseline) if baseline else None,
     )
-    single = isinstance(models, str) or hasattr(models, "__fspath__") or is_module(models)
+    single = isinstance(models, str) or is_module(models) or not isinstance(models, Iterable)
     several = [models] if single else list(models)  # type: ignore[arg-type]  # an iterable if none of the three
     modules = [model for model in several if is_module(model)]
     stored = [str(model) for model in several if not is_module(model)]

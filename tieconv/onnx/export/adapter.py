@@ -124,7 +124,7 @@ def _copy_transposed(program: Any) -> None:
     """
     torch = need("torch", "onnx,torch", "exporting")
 
-    def in_order(tensor: ir.Tensor) -> ir.Tensor:
+    def in_order(tensor: ir.Tensor[Any]) -> ir.Tensor[Any]:
         integers = tensor.raw.view(f"i{tensor.raw.itemsize}")  # torch has not every dtype of onnx
         array = torch.from_numpy(integers).contiguous().numpy().view(tensor.raw.dtype)
         return ir.Tensor(array, tensor.dtype, shape=tensor.shape)
