@@ -50,8 +50,9 @@ SOURCES = """\
 
 The basis of a prediction is a release that the tests run, or the cited source. What we read and did not run is
 *unverified*. [Predictions beside the loaders](oracles.md) shows what the tests ran. For a class whose source we did not
-read, the outcome is `unknown`. An answer names its basis, in text and in JSON (`basis`). If you name a release that did
-not run (`--for vllm==0.30`), the basis says between which releases it lies.
+read, the outcome is `unknown`. An answer names its basis, in text and in JSON (`basis`). None of the
+releases that you name may have run. Then the basis says that they are newer (`--for "transformers>=6"`) or older, or
+between which releases they lie (`--for vllm==0.30`).
 """
 
 FILES = """\

@@ -20,28 +20,60 @@ from tieconv.architectures import class_table
 from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.cli import main
-from tieconv.loaders.interface import Consumer, basis, verdict
+from tieconv.loaders.interface import Asked, Consumer, basis, verdict
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Cause
 from tieconv.loaders.registry import CONSUMERS
+
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+MLX = ("0.28.4", "0.32.2")
+V5 = ("4.57.6", "5.0.0", "5.23.0")
 
 
 @pytest.mark.parametrize(
     ("ran", "every", "asked", "expected"),
     [
         ((), (), None, "read"),
-        ((), ("1.0",), (1, 0), "read"),
-        (("0.32.2",), ("0.28.4", "0.32.2"), None, "ran 0.32.2"),
-        (("0.32.2",), ("0.28.4", "0.32.2"), (0, 32), "ran 0.32.2"),
-        (("5.0.0", "5.23.0"), ("4.57.6", "5.0.0", "5.23.0"), None, "ran 5.0.0, 5.23.0, not the releases between them"),
-        (("5.0.0", "5.23.0"), ("4.57.6", "5.0.0", "5.23.0"), (5, 9), "between 5.0.0 and 5.23.0, which ran"),
-        (("0.32.2",), ("0.28.4", "0.32.2"), (0, 30), "between 0.28.4 and 0.32.2, which ran"),
-        (("0.32.2",), ("0.28.4", "0.32.2"), (0, 40), "newer than 0.32.2, which ran"),
-        (("0.28.4",), ("0.28.4", "0.32.2"), (0, 20), "older than 0.28.4, which ran"),
+        ((), ("1.0",), Asked("==", (1, 0)), "read"),
+        (("0.32.2",), MLX, None, "ran 0.32.2"),
+        (("0.32.2",), MLX, Asked("", (0, 32)), "ran 0.32.2"),
+        (("5.0.0", "5.23.0"), V5, None, "ran 5.0.0, 5.23.0, not the releases between them"),
+        (("5.0.0", "5.23.0"), V5, Asked("==", (5, 9)), "between 5.0.0 and 5.23.0, which ran"),
+        (("0.32.2",), MLX, Asked("==", (0, 30)), "between 0.28.4 and 0.32.2, which ran"),
+        (("0.32.2",), MLX, Asked("==", (0, 40)), "newer than 0.32.2, which ran"),
+        (("0.28.4",), MLX, Asked("==", (0, 20)), "older than 0.28.4, which ran"),
+        (("0.32.2",), MLX, Asked("==", (1,)), "newer than 0.32.2, which ran"),
+        (("0.32.2",), MLX, Asked(">=", (0, 32)), "ran 0.32.2"),
+        (("0.32.2",), MLX, Asked("<=", (0, 32)), "ran 0.32.2"),
+        (("0.32.2",), MLX, Asked(">", (0, 32)), "newer than 0.32.2, which ran"),
+        (("0.32.2",), MLX, Asked("<", (0, 32)), "between 0.28.4 and 0.32.2, which ran"),
+        (("0.28.4",), MLX, Asked("<", (0, 28)), "older than 0.28.4, which ran"),
+        (("5.23.0",), V5, Asked(">=", (6,)), "newer than 5.23.0, which ran"),
+        (("5.0.0",), V5, Asked(">=", (5, 3)), "between 5.0.0 and 5.23.0, which ran"),
     ],
 )
-def test_basis(ran: tuple[str, ...], every: tuple[str, ...], asked: tuple[int, ...] | None, expected: str) -> None:
+def test_basis(ran: tuple[str, ...], every: tuple[str, ...], asked: Asked | None, expected: str) -> None:
     assert basis(ran, every, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    {
+        "transformers>=6": "newer than 5.23.0, which ran",
+        "vllm>=1": "newer than 0.32.0, which ran",
+        "mlx-lm>=1": "newer than 0.32.2, which ran",
+        "llama.cpp": "ran 0.3.36",
+        "llama.cpp>=2026": "ran 0.3.36",
+        "llama.cpp==0.3": "ran 0.3.36",
+        "llama.cpp 2027": "newer than 0.3.36, which ran",
+        "llama.cpp==2025": "older than 0.3.36, which ran",
+        "llama.cpp<2026": "older than 0.3.36, which ran",
+        "tensorrt-llm>=1": "read",
+    }.items(),
+)
+def test_releases_that_did_not_run(spec: str, expected: str) -> None:
+    """The basis names the release that ran only if the user's releases include it."""
+    assert {row.basis for row in api.inspect(MODELS / "llama-tied", consumers=spec).consumers} == {expected}
 
 
 def test_json_and_text(tmp_path: Path) -> None:

@@ -313,17 +313,39 @@ READ = "read"
 """The basis of a prediction that follows the source; no test runs the loader."""
 
 
-def basis(ran: Sequence[str], every: Collection[str], asked: Version | None) -> str:
-    """Return ``read``, ``ran 0.32.2``, or where the release ``asked`` lies beside those that ran.
+@record
+class Asked:
+    """The releases that the user named: a sign such as ``>=``, and the version after it. ``==5`` includes every 5.y."""
 
-    ``ran`` are the releases that tests ran for the prediction, and ``every`` those of the loader. ``asked`` is the
-    release that the user named.
+    sign: str
+    version: Version
+
+    def includes(self, release: str) -> bool:
+        """Return whether a release is one of them. ``>5.23`` and ``<5.23`` both leave out every 5.23.y."""
+        start = self._start(release)
+        if start == self.version:
+            return self.sign not in ("<", ">")
+        return self.sign.startswith("<" if start < self.version else ">")
+
+    def is_above(self, release: str) -> bool:
+        """Return whether a release that is not one of them is older than they are."""
+        start = self._start(release)
+        return start < self.version or (start == self.version and self.sign == ">")
+
+    def _start(self, release: str) -> Version:
+        return _number(release)[: len(self.version)]
+
+
+def basis(ran: Sequence[str], every: Collection[str], asked: Asked | None) -> str:
+    """Return ``read``, ``ran 0.32.2``, or where the releases ``asked`` lie beside those that ran.
+
+    ``ran`` are the releases that tests ran for the prediction, and ``every`` those of the loader.
     """
     if not ran:
         return READ
-    if asked is not None and not any(_number(version)[: len(asked)] == asked for version in every):
-        lower = [version for version in every if _number(version) < asked]
-        upper = [version for version in every if _number(version) > asked]
+    if asked is not None and not any(map(asked.includes, every if asked.sign in _EXACT else ran)):
+        lower = [version for version in every if asked.is_above(version)]
+        upper = [version for version in every if version not in lower]
         if lower and upper:
             return f"between {max(lower, key=_number)} and {min(upper, key=_number)}, which ran"
         if lower:
@@ -331,6 +353,10 @@ def basis(ran: Sequence[str], every: Collection[str], asked: Version | None) -> 
         return f"older than {min(upper, key=_number)}, which ran"
     between = ", not the releases between them" if len(ran) > 1 else ""
     return f"ran {listed(ran)}{between}"
+
+
+_EXACT = ("==", "")
+"""The signs of a single version."""
 
 
 def _number(version: str) -> Version:
@@ -348,8 +374,8 @@ class Consumer:
     """A loader that behaves alike from version ``since`` to below ``before`` (``None``: up to the newest).
 
     ``load`` is pure. ``cited`` is its source. ``ran`` are the releases that the tests ran for it, ``every`` those of
-    the loader. ``asked`` is the release that the user named, if any. ``own_rows`` says that ``load`` compares the rows
-    of the tables with the config, because it drops some tables.
+    the loader. ``asked`` are the releases that the user named, if any. ``own_rows`` says that ``load`` compares the
+    rows of the tables with the config, because it drops some tables.
     """
 
     name: str
@@ -361,7 +387,7 @@ class Consumer:
     own_rows: bool = False
     ran: tuple[str, ...] = ()
     every: tuple[str, ...] = ()
-    asked: Version | None = None
+    asked: Asked | None = None
 
     def predict(self, inspection: Inspection) -> Prediction:
         """Return what this loader does with the model."""

@@ -21,7 +21,7 @@ from tieconv.loaders import (
     vllm,
 )
 from tieconv.loaders import safetensors_load_model as safetensors
-from tieconv.loaders.interface import Consumer, Version
+from tieconv.loaders.interface import Asked, Consumer, Version
 from tieconv.text import close, shown
 
 _FILE = "src/transformers/modeling_utils.py"
@@ -106,9 +106,23 @@ def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
     if not meeting:
         first = ".".join(map(str, min(consumer.since for consumer in (*old, *named))))
         raise _unknown(f"tieconv does not know what {shown(part)} does; the oldest that it knows is {first}", consumers)
-    asked = wanted if sign in ("==", "") and len(wanted) > 1 else None
     every = tuple(version for consumer in named for version in consumer.ran)
-    return [replace(consumer, asked=asked, every=every) for consumer in meeting]
+    return [replace(consumer, asked=_asked(consumer, Asked(sign or "", wanted)), every=every) for consumer in meeting]
+
+
+def _asked(consumer: Consumer, asked: Asked) -> Asked | None:
+    """Return the releases that the user named, by the numbers of those that ran; ``None`` if they are the consumer.
+
+    llama.cpp has a year, and the release that ran has another number: every number before that year is older.
+    """
+    if not consumer.version.isdigit() or asked.version < _FIRST_YEAR:
+        return asked
+    if asked.includes(consumer.version):
+        return None
+    return asked if asked.is_above(consumer.version) else Asked("<", (0,))
+
+
+_FIRST_YEAR = (2000,)
 
 
 def _words(text: str) -> list[str]:
