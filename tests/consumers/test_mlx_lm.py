@@ -32,7 +32,8 @@ LAYER = "model.layers.0.self_attn"
 def config(architecture: str, model_type: str, **values: object) -> Config:
     """Return a config with every key that mlx-lm requires; the flag is only in ``values``."""
     keys = release_tables.by_type("mlx-lm-0.32", "required keys")[model_type]
-    sizes: Config = {key: 1 for key in keys if key != "tie_word_embeddings"}
+    widths = ("hidden_size", "n_embd")
+    sizes: Config = {key: matrix().shape[1] if key in widths else 1 for key in keys if key != "tie_word_embeddings"}
     known = {"architectures": [architecture], "model_type": model_type, "vocab_size": len(matrix())}
     return sizes | known | values
 

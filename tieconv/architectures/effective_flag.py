@@ -254,6 +254,49 @@ def sizes_disagree(inspection: Inspection) -> bool:
     return bool(sizes) and any(rows not in sizes for rows in vocabulary_rows(inspection).values())
 
 
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embed_dim")
+_NARROW_WIDTHS = ("emb", "proj_dim", "factor")
+"""Words in the keys of classes whose embedding has another width than the model: ALBERT, OPT, ELECTRA."""
+
+
+def hidden_size(inspection: Inspection) -> int | None:
+    """Return the config's hidden size, ``None`` if it has none."""
+    return next(iter(_hidden_sizes(_text_values(inspection)).values()), None)
+
+
+def undeclared_width(inspection: Inspection, columns: int) -> tuple[str, int] | None:
+    """Return the config's first key of a hidden size, with its value, if none gives a table's ``columns``.
+
+    ``None`` also for a class outside the architecture table, and if encoder and decoder have two configs. A class that
+    never ties may have tables of two widths: ``None`` too.
+    """
+    family, values = inspection.family, _text_values(inspection)
+    parted = any(isinstance(values.get(part), Mapping) for part in ("encoder", "decoder"))
+    if family.knowledge is not Knowledge.TABLE or family.misfit or family.tying is Tying.NEVER or parted:
+        return None
+    sizes = _hidden_sizes(values)
+    text = values.get("text_config")
+    for level in (values, text if isinstance(text, Mapping) else {}):
+        others = [key for key in level if any(word in key for word in _NARROW_WIDTHS) and "position" not in key]
+        if columns in _hidden_sizes(level).values() or any(level[key] == columns for key in others):
+            return None
+    return next(iter(sizes.items()), None)
+
+
+def _hidden_sizes(values: Mapping[str, object]) -> dict[str, int]:
+    sizes = ((key, values.get(key)) for key in _WIDTHS)
+    return {key: size for key, size in sizes if type(size) is int and size > 0}
+
+
+def _text_values(inspection: Inspection) -> Mapping[str, object]:
+    """Return the config of the language model; if that has no sizes, the whole config or its text part."""
+    values = text_config(inspection)
+    if any(key in values for key in _WIDTHS):
+        return values
+    nested = inspection.checkpoint.config_values.get("text_config")
+    return nested if isinstance(nested, Mapping) else values
+
+
 def _is_misshapen(inspection: Inspection, head: str) -> bool:
     tensors = inspection.checkpoint.tensors
     for tie in inspection.ties:

@@ -12,7 +12,7 @@ from tieconv.architectures.effective_flag import nested
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Missing
 from tieconv.checkpoint.model_files import weight_map
-from tieconv.checkpoint.quantised_matrix import HEAD, parametrised_parts
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts
 from tieconv.checkpoint.value_type import record
 from tieconv.text import count
 
@@ -123,8 +123,11 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
     head, embedding = family.output_head or "lm_head.weight", family.input_embedding
     stored_head, stored_embedding = locate(family, head, tensors), embedding and locate(family, embedding, tensors)
     coded = tables.of(HEAD) if tables is not None else None
-    if stored_head is None and coded is not None and not (coded.scheme or coded.faults or parametrised_parts(coded)):
+    if stored_head is None and coded is not None and is_unknown(coded):
         return tuple(part.name for part in coded.parts)
+    rows = tables.of(EMBEDDING) if tables is not None else None
+    if stored_embedding is None and rows is not None and is_unknown(rows):
+        return tuple(part.name for part in rows.parts)
     if stored_head is None and coded is None:
         if inspection.head.input_embedding is None and tables is None:
             return ()  # TIE006 reports a file with neither
@@ -140,6 +143,11 @@ def unexplained(inspection: Inspection) -> tuple[str, ...]:
     if stored_head is not None and inspection.head.input_embedding is None and tables is None:
         return _table(inspection, "inputs", stored_head)
     return ()
+
+
+def is_unknown(matrix: QuantisedMatrix) -> bool:
+    """Return whether a matrix has parts that no known quantiser or parametrisation writes."""
+    return not (matrix.scheme or matrix.faults or parametrised_parts(matrix))
 
 
 _MOST_LAYERS, _LEAST_TENSORS = 10_000, 4  # a file with fewer tensors in each layer is an example of names, not a model

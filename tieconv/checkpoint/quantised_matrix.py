@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import ClassVar
 
 from tieconv.checkpoint.value_type import Listed, record, values_of
+from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 
 EMBEDDING, HEAD = "embedding", "head"
 """The roles of a matrix."""
@@ -222,24 +223,34 @@ _INSIDE = (
 """Starts of names inside a module that PEFT or a training wrapper put there: other rules report them."""
 
 
-def parts_of(module: str, stored: Collection[str]) -> Iterator[tuple[str, str]]:
+def parts_of(module: str, stored: Mapping[str, TensorRecord]) -> Iterator[tuple[str, str]]:
     """Yield the end and the name of each stored tensor of a module, except for its bias.
 
     Beside a stored weight, the parameters of layers inside the head (RoBERTa's ``dense``) are not parts of the matrix.
+    A weight of floats is the whole matrix, unless codes or the tensors of a known quantiser are beside it. T5Gemma2
+    and I-BERT have vectors of floats in the module of their embedding.
     """
     start = f"{module}."
-    layers = (".weight", ".bias") if f"{start}weight" in stored else ()
+    weight = stored.get(f"{start}weight")
+    layers = (".weight", ".bias") if weight is not None else ()
+    whole = weight is not None and weight.dtype in FLOATS
     for name in [name for name in stored if name.startswith(module)]:
         end = name[len(module) :]
         if end in _BESIDE:
             yield end, name
         elif end.startswith("."):
             end = end[1:]
-            if end != "bias" and not end.startswith(_INSIDE) and not end.endswith(layers):
+            if end == "bias" or end.startswith(_INSIDE) or end.endswith(layers):
+                continue
+            if not whole or end == "weight" or stored[name].dtype not in FLOATS or _is_known(end):
                 yield end, name
 
 
-def quantised_twin(name: str, stored: Collection[str]) -> str | None:
+def _is_known(end: str) -> bool:
+    return end in (*LEAVES, *INERT_LEAVES, "pre_quant_scale") or end.startswith(_PARAMETRISED)
+
+
+def quantised_twin(name: str, stored: Mapping[str, TensorRecord]) -> str | None:
     """Return the stored tensor that shows that the matrix ``name`` has further parts, else ``None``.
 
     The part may be of a quantiser that tieconv does not know. The tensor ``name`` is then not the whole matrix.

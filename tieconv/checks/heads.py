@@ -6,9 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 
 from tieconv.architectures import lookup, unexplained
-from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree, vocabulary_rows, vocabulary_sizes
+from tieconv.architectures.effective_flag import (
+    predicted_tokens,
+    sizes_disagree,
+    undeclared_width,
+    vocabulary_rows,
+    vocabulary_sizes,
+)
 from tieconv.architectures.lookup import is_headless
-from tieconv.architectures.stored_names import is_outside_layers, unwrapping, without_wrappers, wrappers_of
+from tieconv.architectures.stored_names import is_outside_layers, is_unknown, unwrapping, without_wrappers, wrappers_of
 from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
@@ -432,11 +438,12 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     another family. transformers then builds another class or uses other names.
 
     It is a warning if the answer may be wrong for this file. The config says tied, and tieconv guessed an embedding and a
-    head. Or the config says untied, and no tensor looks like a head. Or tensors may be parts of the head, in a form that
-    tieconv does not know. No other rule then calls the head missing.
+    head. Or the config says untied, and no tensor looks like a head. Or tensors may be parts of the head or embedding, in
+    a form that tieconv does not know. No other rule then calls them missing.
 
-    It is also a warning if the config says tied and numpy is missing, which two types or codes need. Otherwise it
-    is a note: the class may be unknown, but each table is stored.
+    It is also a warning if the config says tied and the embedding was not compared. Then numpy is missing, which two types
+    or codes need, or tieconv does not know a part of the embedding. Otherwise it is a note: the class may be unknown, but
+    each table is stored.
 
     ## Why it matters
     Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales
@@ -458,11 +465,17 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     if (left := inspection.without_numpy) and inspection.config.effective is not False:
         yield guessed.finding(f"The config says tied, and {evidence.listed(left)} was not compared: {NO_NUMPY}.", left)
     parts = unexplained(inspection)
+    coded = inspection.quantised.of(EMBEDDING) if inspection.quantised is not None else None
+    if not parts and coded is not None and is_unknown(coded) and inspection.config.effective is not False:
+        text = f"The config says tied, and {shown(coded.name)} was not compared: {coded.uncomputed}."
+        yield guessed.finding(text, [part.name for part in coded.parts])
     if parts and family.mlx_names and family.output_head:
         return  # TIE003 names the head that mlx-vlm wants
     if parts:
         role, name = "output head", family.output_head
-        if inspection.head.input_embedding is None and inspection.quantised is None:
+        if (coded is not None and parts == tuple(part.name for part in coded.parts)) or (
+            inspection.head.input_embedding is None and inspection.quantised is None
+        ):
             role, name = "input embedding", family.input_embedding
         maybe = f"may be the {role}" if len(parts) == 1 else f"may be parts of the {role}"
         usual = f". {shown(named[0])} has it under {shown(name)}" if name and family.trusted and named else ""
@@ -586,11 +599,11 @@ def _shares_state(inspection: Inspection, lost: str, trained: set[str]) -> bool:
 
 @rule("VOC001", "rows", Level.ERROR)
 def rows(inspection: Inspection) -> Iterator[Finding]:
-    """The embedding has another number of rows than the config has tokens.
+    """The embedding has another number of rows or columns than the config says.
 
     ## What it does
     Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule also
-    reads the tokenizer and lists all counts.
+    reads the tokenizer and lists all counts. It also compares the columns with the config's hidden size.
 
     ## Why it matters
     transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
@@ -608,8 +621,16 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     `tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes. If the tensors are too
     short for the tokenizer, `tieconv resize --to N --fill mean` adds rows (review first: may change the model's outputs).
-    `tieconv resize --to config` removes rows that no token uses.
+    `tieconv resize --to config` removes rows that no token uses. No command changes the columns: restore the config that
+    the weights were saved with.
     """
+    outcome = "transformers cannot load the model, or it fills the matrices with random values."
+    columns = {name: inspection.checkpoint.tensors[name].shape[1] for name in vocabulary_rows(inspection)}
+    widths = {name: undeclared_width(inspection, count) for name, count in columns.items()}
+    if misfits := {name: width for name, width in widths.items() if width is not None}:
+        name, (key, size) = next(iter(misfits.items()))
+        problem = f"{shown(name)} has {columns[name]:,} columns, but {shown(key)} is {size:,}"
+        yield rows.finding(f"{problem}. {outcome}", misfits)
     if not sizes_disagree(inspection):
         return
     sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
@@ -618,7 +639,6 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     used, unread = inspection.tokenizer_rows, inspection.tokenizer_unread or "no tokenizer read"
     tokenizer = unread if used is None else f"tokenizer ids below {used:,}"
     problem = f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}"
-    outcome = "transformers cannot load the model, or it fills the matrices with random values."
     yield rows.finding(f"{problem}. {outcome}", tables, remedy=_rows_remedy(inspection, tables))
 
 

@@ -281,7 +281,7 @@ def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Findin
     figures = ". ".join(evidence.difference(member, canonical) for member in differing)
     cause = evidence.says(inspection, True) if tie.gated else f"{evidence.label(inspection)} always ties them"
     but = ", but" if len(names) == 1 else ". However,"
-    outcome, level = _outcome(differing), _level(differing)
+    outcome, level = _outcome(inspection, differing), _level(differing)
     if tie.gated and level is Level.ERROR and evidence.reading_v4(inspection) is False:
         cause, level = "transformers 5 reads a tied config", Level.WARNING
         outcome = f"It uses {evidence.listed(names)} with a warning. transformers 4 reads an untied config."
@@ -293,14 +293,22 @@ def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Findin
     )
 
 
-def _outcome(differing: list[Member]) -> str:
+def _is_new(inspection: Inspection) -> bool:
+    """Return whether transformers 4 has no such class. A class that tieconv guesses may be in any release."""
+    return inspection.family.trusted and evidence.reading_v4(inspection) is None
+
+
+def _outcome(inspection: Inspection, differing: list[Member]) -> str:
+    has_class_in_4 = not _is_new(inspection)
     if all(member.state is State.CAST and not member.relation.holds_nan for member in differing):
         return "Whether transformers ties them depends on the dtype that it loads them in."
     if all(member.relation.sign_of_zero_only for member in differing):
-        return "transformers 5.0 keeps both. transformers 4.57 and 5.23 tie them."
+        ties = "transformers 4.57 and 5.23 tie" if has_class_in_4 else "transformers 5.23 ties"
+        return f"transformers 5.0 keeps both. {ties} them."
     names = evidence.listed(member.name for member in differing)
     pronoun = "it" if len(differing) == 1 else "them"
-    return f"transformers 4.57 ignores {names}. transformers 5 uses {pronoun}."
+    used = f"transformers 5 uses {pronoun if has_class_in_4 else names}."
+    return f"transformers 4.57 ignores {names}. {used}" if has_class_in_4 else used
 
 
 def _level(differing: list[Member]) -> Level:
@@ -462,6 +470,7 @@ def inverted_tie(inspection: Inspection) -> Iterator[Finding]:
 
             loaded_by_v4 = load(inspection, TRANSFORMERS_4)
             read = tie.role is Role.WORD_EMBEDDING and loaded_by_v4.source(tie.canonical) is not None
+            read |= _is_new(inspection)
             name = evidence.listed([tie.canonical])
             outcome = (
                 "transformers loads either name" if read else "transformers 4.57 leaves the parameter without values"

@@ -175,7 +175,8 @@ class PairModel:
 def wrong_rows(inspection: Inspection) -> Refusal | None:
     """Return the refusal of a table if its row count differs from each vocabulary size of the config.
 
-    Loaders make a parameter of ``vocab_size`` rows and refuse to copy a tensor of another shape into it.
+    Loaders make a parameter of ``vocab_size`` rows and refuse to copy a tensor of another shape into it. The same holds
+    for its width, the hidden size.
     """
     return undeclared_rows(inspection, effective_flag.vocabulary_rows(inspection))
 
@@ -187,6 +188,18 @@ def undeclared_rows(inspection: Inspection, tables: Mapping[str, int]) -> Refusa
         if rows not in sizes.values():
             path, size = next(iter(sizes.items()))
             sentence = f"{shown(name)} has {rows:,} rows, and the config declares {shown(path)} {size:,}"
+            return Refusal(Cause.SHAPES, sentence, (name,))
+    return undeclared_width(inspection, tables)
+
+
+def undeclared_width(inspection: Inspection, names: Iterable[str]) -> Refusal | None:
+    """Return the refusal of the first float matrix of ``names`` with another width than the config declares."""
+    tensors = inspection.checkpoint.tensors
+    for name in names:
+        shape = tensors[name].shape if quantised_twin(name, tensors) is None else ()
+        width = effective_flag.undeclared_width(inspection, shape[1]) if len(shape) == 2 else None
+        if width is not None:
+            sentence = f"{shown(name)} has {shape[1]:,} columns, and the config declares {shown(width[0])} {width[1]:,}"
             return Refusal(Cause.SHAPES, sentence, (name,))
     return None
 

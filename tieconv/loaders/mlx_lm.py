@@ -252,6 +252,8 @@ def shapes_refused(
     if misfit is not None:
         sentence = f"{shown(misfit)} has {evidence.row_count(inspection, misfit)} rows, and mlx-lm's model has {rows}"
         return Refusal(Cause.SHAPES, sentence, (misfit,))
+    if (width := evidence.undeclared_width(inspection, tables)) is not None:
+        return width
     # The refusal of a query projection if the config has no head size and the class has another default.
     defaults = release_tables.by_type(text.tables, "default head size").get(text.name, {})
     heads, layers = text.config.get("num_attention_heads"), text.config.get("layer_types")

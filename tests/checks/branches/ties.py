@@ -73,6 +73,14 @@ def with_nan() -> Array:
 
 
 CASES: dict[str, Case] = {
+    "TIE001 a class that transformers 4 lacks": (
+        {**TIED, "architectures": ["AfmoeForCausalLM"], "model_type": "afmoe"},
+        OWN,
+    ),
+    "TIE008 a class that transformers 4 lacks": (
+        {**TIED, "architectures": ["AfmoeForCausalLM"], "model_type": "afmoe"},
+        {HEAD: matrix()},
+    ),
     "TIE001 no config, class default": ({**GEMMA}, llama(head=with_row(matrix()))),
     "TIE001 scaled": (TIED, llama(head=matrix() * 8)),
     "TIE001 transposed": (flagged({**LLAMA, "vocab_size": 4}, True), {EMBED: matrix(4, 4), HEAD: matrix(4, 4).T}),
@@ -217,6 +225,12 @@ CASES: dict[str, Case] = {
     "BIA005 a bias that may be absent": (BART, {"model.shared.weight": matrix(), "final_logits_other": matrix()}),
     "QNT001 both quantised": (TIED, {**EMBED_CODES, **CODES, **NORM}),
     "QNT001 by class default": (GEMMA, {**llama(), **CODES}),
+    "VOC001 another width": ({**UNTIED, "hidden_size": 2 * matrix().shape[1]}, OWN),
+    "VOC001 the width of the embedding": ({**UNTIED, "hidden_size": 9, "embedding_size": matrix().shape[1]}, OWN),
+    "VOC001 the width is in the text config": (
+        {**UNTIED, "hidden_size": 9, "text_config": {"hidden_size": matrix().shape[1]}},
+        OWN,
+    ),
     "VOC001 head and embedding": (UNTIED, {EMBED: matrix(10), HEAD: matrix(9, seed=1)}),
     "VOC001 the head alone": (UNTIED, {EMBED: matrix(), HEAD: matrix(9, seed=1)}),
     "VOC001 never tied": (flagged(KIMI, True), {EMBED: matrix(10), HEAD: matrix(seed=1)}),

@@ -11,7 +11,7 @@ import pytest
 
 import tieconv
 from tests.inspection.quantised.stored_models import Tensor, config, matrix, model, save, tensor, under
-from tieconv import inspect
+from tieconv import Inspection, inspect
 from tieconv.checkpoint.quantised_matrix import FaultKind, QuantisedMatrix
 from tieconv.errors import RefusedError
 
@@ -302,7 +302,8 @@ def test_parts_of_an_unknown_role(tmp_path: Path) -> None:
         "SpQR": ("spqr", {"dense_weights": codes, "row_offsets": codes, "col_vals": codes}),
         "MXFP4 of other names": ("mxfp4", {"weight_blocks": codes, "weight_scales": codes}),
         "HQQ's own file": ("hqq", {"W_q": codes, "meta.scale": half[0], "meta.zero": half[0], "meta.axis": half[0]}),
-        "a float with a part": ("", {"weight": half, "outlier_rows": half[0]}),
+        "a float with codes": ("", {"weight": half, "outlier_rows": codes[0]}),
+        "a float with the scale of its input": ("modelopt", {"weight": half, "pre_quant_scale": half[0]}),
     }
     for case, (method, parts) in heads.items():
         entries = {"quantization_config": {"quant_method": method}} if method else {}
@@ -317,3 +318,21 @@ def test_parts_of_an_unknown_role(tmp_path: Path) -> None:
         for plan in (tieconv.plan_retie, tieconv.plan_untie, partial(tieconv.plan_set_tie, "true")):
             with pytest.raises(RefusedError):
                 plan(source)
+
+
+def test_what_lies_beside_a_float_embedding(tmp_path: Path) -> None:
+    """A stray vector of floats hides no head that differs. What codes do is not known, and a warning says so."""
+    tables = {"model.embed_tokens.weight": stored("F32", ROWS, COLUMNS)}
+    both = tables | {"lm_head.weight": stored("F32", ROWS, COLUMNS, fill=2)}
+    for name in ("model.embed_tokens.embed_scale", "lm_head.norm", "lm_head.weight.extra"):
+        inspection = inspect(save(tmp_path / name, config(ROWS, COLUMNS, True), both | {name: stored("F32", COLUMNS)}))
+        assert inspection.quantised is None
+        assert "TIE001 error" in _rules(inspection), name
+    codes = {"model.embed_tokens.outlier_rows": stored("U8", COLUMNS)}
+    for case, tensors in {"tied": tables, "both": both, "lost": {}}.items():
+        inspection = inspect(save(tmp_path / case, config(ROWS, COLUMNS, True), tensors | codes))
+        assert _rules(inspection) == ["TIE012 warning"], case
+
+
+def _rules(inspection: Inspection) -> list[str]:
+    return [f"{finding.rule} {finding.level}" for finding in inspection.findings if finding.level != "note"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain, product
 
-from tieconv.architectures.effective_flag import text_config, vocabulary_sizes
+from tieconv.architectures.effective_flag import undeclared_width, vocabulary_sizes
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import (
@@ -354,17 +354,6 @@ def _pattern_matches(marks: list[str], name: str, *, whole: bool) -> bool:
 
 # Compare the shape of a quantised matrix with the sizes in the config.
 
-_WIDTHS = ("hidden_size", "n_embd", "d_model")
-_EMBEDDING_WIDTHS = ("emb", "proj_dim", "factor")
-"""Words in the keys of classes whose embedding has another width than the model: ALBERT, OPT, ELECTRA."""
-
-
-def hidden_size(inspection: Inspection) -> int | None:
-    """Return the config's hidden size, ``None`` if it has none."""
-    values = _text_values(inspection)
-    sizes = (values.get(key) for key in _WIDTHS)
-    return next((size for size in sizes if type(size) is int and size > 0), None)
-
 
 def with_config_sizes(inspection: Inspection, matrix: QuantisedMatrix) -> QuantisedMatrix:
     """Return the matrix, with a fault if its shape is not the config's vocabulary × hidden size."""
@@ -385,25 +374,8 @@ def _misfit(inspection: Inspection, shape: tuple[int, int]) -> str:
     if sizes and rows not in sizes.values():
         listed = ", ".join(f"{shown(path)} {size:,}" for path, size in list(sizes.items())[:4])
         return f"the config says {listed}"
-    width = hidden_size(inspection)
-    if width is None or columns == width or columns in _narrow_widths(_text_values(inspection)):
-        return ""
-    return f"the config says hidden size {width:,}"
-
-
-def _narrow_widths(values: Mapping[str, object]) -> set[int]:
-    """Return the sizes under keys that may give the embedding's width."""
-    sizes = (value for key, value in values.items() if any(word in key for word in _EMBEDDING_WIDTHS))
-    return {value for value in sizes if type(value) is int}
-
-
-def _text_values(inspection: Inspection) -> Mapping[str, object]:
-    """Return the config of the language model; if that has no sizes, the whole config or its text part."""
-    values = text_config(inspection)
-    if any(key in values for key in _WIDTHS):
-        return values
-    nested = inspection.checkpoint.config_values.get("text_config")
-    return nested if isinstance(nested, Mapping) else values
+    width = undeclared_width(inspection, columns)
+    return f"the config says {shown(width[0])} {width[1]:,}" if width is not None else ""
 
 
 _READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {

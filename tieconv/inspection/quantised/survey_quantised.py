@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
 
+from tieconv.architectures.effective_flag import hidden_size
 from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
@@ -32,7 +33,6 @@ from tieconv.inspection.equality import equal
 from tieconv.inspection.quantised import (
     QuantisationSettings,
     block_schemes,
-    hidden_size,
     module_schemes,
     quantisation_settings,
     with_config_sizes,

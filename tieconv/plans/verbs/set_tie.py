@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tieconv.architectures.effective_flag import is_foreign
+from tieconv.architectures.effective_flag import is_foreign, reading_v4
 from tieconv.checkpoint.family import FlagMeaning, Role, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
@@ -215,7 +215,8 @@ def _never(inspection: Inspection) -> list[Loss]:
 def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
     canonical = tie.canonical
     if not tie.canonical_stored:
-        problem = f"{shown(canonical)} is not stored, and transformers 4 reads the tied values only from that name"
+        loaders = "some loaders read" if reading_v4(inspection) is None else "transformers 4 reads"
+        problem = f"{shown(canonical)} is not stored, and {loaders} the tied values only from that name"
         back = Hint("restore this name: ", again(inspection, "retie"))
         return [Loss(problem, back, "set-tie.inverted", tuple(member.name for member in tie.members))]
     hint = Hint("set the flag to match the stored tensors: ", again(inspection, "set-tie false"))
