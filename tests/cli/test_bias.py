@@ -453,6 +453,62 @@ def test_python(sized, tmp_path: Path) -> None:
     assert tensors(tmp_path / "out")[EMBED].isfinite().all()
 
 
+FOLLOWERS = {
+    "MobileBertForMaskedLM": "cls.predictions.dense.weight",
+    "DeepseekV4ForCausalLM": "model.layers.0.ffn.gate.tid2eid",
+    "IBertForMaskedLM": "ibert.embeddings.word_embeddings.weight_integer",
+    "NeoMMEForMaskedLM": "model.value_embeddings.weight",
+    "MusicgenForCausalLM": "lm_heads.1.weight",
+    "Nemotron3_5TranscribeForConditionalGeneration": "ctc_timestamp.decoder.decoder_layers.0.bias",
+}
+"""A tensor with an entry for each token that is neither embedding, head nor head bias, by class."""
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", FOLLOWERS)
+def test_a_tensor_that_may_follow_the_vocabulary_is_refused(tmp_path: Path, name: str) -> None:
+    """transformers failed to load these models after a resize that left the tensor alone."""
+    zoo.build(name, tie=False).save_pretrained(tmp_path / "model")
+    assert FOLLOWERS[name] in tensors(tmp_path / "model")
+    sentence = refused("resize --to 106", tmp_path / "model", "-o", tmp_path / "out")
+    assert "has an axis of the old vocabulary, and tieconv does not know whether it follows it" in sentence
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_axis_of_the_old_vocabulary_is_named(sized, tmp_path: Path) -> None:
+    """Any stored tensor counts, on any axis, also if only the config follows the rows."""
+    folder = sized("llama-untied")
+    edit(folder, lambda stored: stored.update({"mtp.head.weight": torch.zeros(32, 192)}))
+    assert "mtp.head.weight has an axis" in refused("resize --to 200", folder, "-o", tmp_path / "out")
+    configure(folder, vocab_size=32)
+    assert "has an axis" in refused("resize --to rows", folder, "-o", tmp_path / "out")
+    configure(folder, vocab_size=190)
+    ok("resize --to rows", folder, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["ReformerForMaskedLM", "ReformerModelWithLMHead"])
+def test_a_bias_that_changes_no_logit_goes_along(tmp_path: Path, name: str) -> None:
+    """Reformer stores a head bias that its forward pass ignores."""
+    zoo.build(name).save_pretrained(tmp_path / "model")
+    ok("resize --to 106", tmp_path / "model", "-o", tmp_path / "out")
+    loaded, info = zoo.model_class(name).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert loaded.lm_head.bias.shape == (106,) and not info["mismatched_keys"] and not info["missing_keys"]
+
+
+def test_the_size_of_another_part_stays(tmp_path: Path) -> None:
+    """The Q-Former has a vocabulary beside the language model's; a language model without a size has a default."""
+    name, folder, out = "InstructBlipForConditionalGeneration", tmp_path / "model", tmp_path / "out"
+    small = zoo.tiny_config(name)
+    small.qformer_config.vocab_size = 50
+    zoo.instantiate(name, small).save_pretrained(folder)
+    ok("resize --to 106", folder, "-o", out)
+    assert config(out)["qformer_config"]["vocab_size"] == 50 and config(out)["text_config"]["vocab_size"] == 106
+    zoo.model_class(name).from_pretrained(out)
+    text = {key: value for key, value in config(folder)["text_config"].items() if key != "vocab_size"}
+    configure(folder, text_config=text, vocab_size=99)
+    assert "cannot tell which config key" in refused("resize --to 106", folder, "-o", tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("unpadded", "tokens", "reported"), [(6, 8, True), (8, 8, False), (6, 6, False), (6, None, False)]
 )

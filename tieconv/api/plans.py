@@ -287,7 +287,8 @@ def plan_resize(
 
     ``to`` is ``"rows"`` (`vocab_size` follows the embedding), ``"config"`` (the tensors follow `vocab_size`) or a
     number for both. ``fill`` sets the new rows: ``"zeros"``, or the ``"mean"`` of the existing rows. Raises
-    `RefusedError` if it would remove a row that a token uses. Without a tokenizer, it removes no row.
+    `RefusedError` if it would remove a row that a token uses. Without a tokenizer, it removes no row. Also raises it if
+    another tensor has an axis of the old vocabulary.
     """
     if not isinstance(to, int) and to not in ("rows", "config") and not to.isdecimal():
         raise ValueError(f"to={to!r} is not rows, config or a number")

@@ -110,7 +110,7 @@ def _record(stem: str, name: str) -> Mapping[str, Any] | None:
 
 @cache
 def exceptions(table: str) -> Mapping[str, Any]:
-    """Return a few exceptions: ``names`` and ``flag`` by model type, ``switch`` by class."""
+    """Return a few exceptions: ``names`` and ``flag`` by model type, ``switch`` and ``vocabulary`` by class."""
     by_type: Mapping[str, Any] = json.loads(data_text(__name__, "exceptions.json"))[table]
     return by_type
 

@@ -209,6 +209,9 @@ def loads_both(config: Mapping[str, object]) -> bool:
 _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})
 
+_TEXT = "text_config"
+"""The level of the language model in most composites."""
+
 _WITHOUT_TOKENS = frozenset({"type_vocab_size"})
 """Sizes of tables without rows for tokens."""
 
@@ -222,6 +225,20 @@ def vocabulary_sizes(inspection: Inspection) -> dict[str, int]:
     sizes = dict(_sizes(inspection.checkpoint.config_values, "", 0))
     mixed = any(path.rpartition(".")[2] not in _USUAL for path in sizes)
     return {} if mixed or inspection.family.knowledge is not Knowledge.TABLE else sizes
+
+
+def word_sizes(inspection: Inspection) -> dict[str, int]:
+    """Return the vocabulary sizes that count rows of the embedding or the head, by dotted path.
+
+    Sizes of other parts, such as a Q-Former, count other tables. Empty also if the config of the text part has no size:
+    a default then counts the rows.
+    """
+    family = inspection.family
+    text = family.part.level if family.part else _TEXT
+    counting = {"", text, *exceptions("vocabulary").get(family.architecture, {}).get("levels", ())}
+    sizes = {path: n for path, n in vocabulary_sizes(inspection).items() if path.rpartition(".")[0] in counting}
+    declares = not nested(inspection.checkpoint.config_values, text) or f"{text}.vocab_size" in sizes
+    return sizes if declares else {}
 
 
 def predicted_tokens(inspection: Inspection) -> tuple[str, int] | None:

@@ -401,7 +401,8 @@ def resize_command(model: str, **options: Any) -> PlannedWrite:
     """Make config, embedding, head and head bias agree on the vocabulary size.
 
     `--to rows` changes config.json only. The others add rows at the end of each tensor, or remove rows that no token
-    of the tokenizer uses. Refuses to remove rows when the tokenizer cannot be read.
+    of the tokenizer uses. Refuses to remove rows when the tokenizer cannot be read. Refuses if another tensor has an
+    axis of the old vocabulary.
     """
     return plans.plan_resize(model, **options)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tieconv.architectures import locate
-from tieconv.architectures.effective_flag import vocabulary_rows, vocabulary_sizes
+from tieconv.architectures.class_table import exceptions
+from tieconv.architectures.effective_flag import vocabulary_rows, word_sizes
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, FLOATS, TensorRecord
@@ -35,10 +36,11 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     """Return the plan that gives config and tensors one number of rows.
 
     ``to`` is ``rows`` (the config follows the embedding), ``config`` (the tensors follow the config) or a number.
-    Raises `RefusedError` if the plan would cut off a used row, or if the used rows are unknown.
+    Raises `RefusedError` if the plan would cut off a used row, or if the used rows are unknown. Also raises it if
+    another tensor may follow the vocabulary.
     """
     guard_head(inspection, "resize")
-    sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
+    sizes, tables = word_sizes(inspection), vocabulary_rows(inspection)
     if not sizes or not tables or inspection.checkpoint.config is None:
         unclear = "tieconv cannot tell which config key counts the embedding's rows"
         packed = "the embedding or head is quantised, and resize changes only float tensors"
@@ -49,7 +51,10 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     target = _target(inspection, to, sizes, tables)
     edits = Edits(inspection.checkpoint)
     notes: list[str] = []
-    for record in _records(inspection, target):
+    records = _records(inspection, target)
+    before = {*sizes.values(), *(record.shape[_axis(record)] for record in records)} - {target, 0}
+    _guard_axes(inspection, records, before)
+    for record in records:
         notes += _resize(edits, inspection, record, target, fill, mean_row)
     promises = kept_promises(inspection, inspection.ties, edits.after())
     options = {"to": to, "fill": str(fill)}
@@ -85,16 +90,33 @@ def _records(inspection: Inspection, rows: int) -> list[TensorRecord]:
         if shared and tensors[shared.name].shape[0] != rows:
             hint = Hint("store these tensors once first: ", again(inspection, "dedup", out=OUT))
             refuse(f"{shown(shared.name)} shares its storage with another name", hint, "resize.shared")
-    names |= {
-        bias for member in inspection.family.output_biases if (bias := locate(inspection.family, member, tensors))
-    }
+    family = inspection.family
+    more = exceptions("vocabulary").get(family.architecture, {}).get("tensors", ())
+    names |= {bias for member in (*family.output_biases, *more) if (bias := locate(family, member, tensors))}
     return [tensors[name] for name in sorted(names)]
+
+
+def _axis(record: TensorRecord) -> int:
+    """Return the axis with an entry for each token: a bias may be stored as one row."""
+    return 1 if len(record.shape) == 2 and record.shape[0] == 1 else 0
+
+
+def _guard_axes(inspection: Inspection, records: Collection[TensorRecord], before: set[int]) -> None:
+    """Refuse if a tensor beside ``records`` has an axis of a size ``before``: it may follow the vocabulary."""
+    known = {record.name for record in records}
+    for name, record in inspection.checkpoint.tensors.items():
+        if name not in known and any(size in before for size in record.shape):
+            problem = (
+                f"{shown(name)} has an axis of the old vocabulary, and tieconv does not know whether it follows it"
+            )
+            hint = "resize the model with resize_token_embeddings of transformers, and compare this tensor"
+            refuse(problem, hint, "resize.axis", source=shown(inspection.checkpoint.source))
 
 
 def _resize(
     edits: Edits, inspection: Inspection, record: TensorRecord, rows: int, fill: Fill, mean_row: MeanRow
 ) -> list[str]:
-    axis = 1 if len(record.shape) == 2 and record.shape[0] == 1 else 0  # a bias may be stored as one row
+    axis = _axis(record)
     before = record.shape[axis]
     if before == rows:
         return []

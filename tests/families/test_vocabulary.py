@@ -1,0 +1,75 @@
+"""Which sizes of a config count the rows of the word tables, against the classes of the installed transformers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import families, zoo
+from tieconv.api.evidence import inspect
+from tieconv.architectures import class_table as table
+from tieconv.architectures.effective_flag import vocabulary_sizes, word_sizes
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+COMPOSITES = (
+    "EvollaForProteinText2Text", "GraniteSpeechForConditionalGeneration", "InstructBlipForConditionalGeneration",
+    "LlavaForConditionalGeneration", "MarianMTModel", "Ovis2ForConditionalGeneration",
+    "PaliGemmaForConditionalGeneration", "Qwen2VLForConditionalGeneration", "RagTokenForGeneration",
+    "SpeechEncoderDecoderModel", "VisionEncoderDecoderModel", "VoxtralForConditionalGeneration",
+)  # fmt: skip
+CHECKED = {"CanaryForConditionalGeneration", "T5Gemma2ForConditionalGeneration"}
+"""Classes that refuse a config in which only one of their sizes has changed."""
+
+pytestmark = pytest.mark.skipif(
+    transformers.__version__ != table.measured_with(5), reason=f"the table is of transformers {table.measured_with(5)}"
+)
+
+
+def _sizes(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _sizes(value, f"{prefix}{key}.")
+        elif key.endswith("vocab_size") and value == zoo.VOCAB:
+            yield f"{prefix}{key}"
+
+
+def _shapes(name: str, raw: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    model = zoo.instantiate(name, zoo.config_class(name).from_dict(copy.deepcopy(dict(raw))), "meta")
+    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+
+
+def _changed(name: str, raw: Mapping[str, Any], path: str) -> set[str]:
+    """The names in memory whose shape changes with this size."""
+    other = copy.deepcopy(dict(raw))
+    *levels, key = path.split(".")
+    functools.reduce(dict.__getitem__, levels, other)[key] = zoo.VOCAB + 7
+    before, after = _shapes(name, raw), _shapes(name, other)
+    return {tensor for tensor in before if before[tensor] != after[tensor]}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", sorted({*COMPOSITES, *table.exceptions("vocabulary")} - CHECKED))
+def test_the_sizes_that_count_the_word_tables(tmp_path: Path, name: str) -> None:
+    """A size counts them if one of them changes with it. A size that counts another tensor stays as it is."""
+    zoo.build(name).save_pretrained(tmp_path / "model")
+    raw = families.as_saved(zoo.tiny_config(name))
+    evidence = inspect(tmp_path / "model", depth="header")
+    family = evidence.family
+    names = {family.input_embedding, family.output_head, *family.output_biases}
+    names |= {member for group in family.groups for member in (group.canonical, *group.members)}
+    words = {dict(family.renames).get(each, each) for each in names}
+    counted = {path: _changed(name, raw, path) for path in _sizes(raw)}
+    own = {path for path, changed in counted.items() if changed & words}
+    assert own
+    assert own <= set(word_sizes(evidence))
+    assert not any(counted[path] for path in word_sizes(evidence) if path not in own)
+    assert set(word_sizes(evidence)) <= set(vocabulary_sizes(evidence))
+    more = set(table.exceptions("vocabulary").get(name, {}).get("tensors", ()))
+    assert more <= set().union(*(counted[path] for path in own)) - words
