@@ -74,13 +74,18 @@ class PlannedWrite(Printed):
         """Write the model to ``out``, or over its source with ``in_place``; verify it, then rename it into place.
 
         If a step fails, raises a `TieconvError`. The source is then unchanged, and ``out`` is absent or the old one.
+        Raises `ValueError` with both ``out`` and ``in_place``, and with neither.
         """
+        if out is None and not options.get("in_place"):
+            raise ValueError("execute: give out, a new path, or in_place=True")
         return self._to(out, **options).write(progress)
 
     def _to(self, out: str | Path | None, **options: Unpack[WriteOptions]) -> LocalPath | ObjectPrefix:
         if out is not None and is_object(str(out)):
             return ObjectPrefix(self, str(out), options)
         in_place = options.get("in_place", False)
+        if in_place and out is not None:
+            raise ValueError("out and in_place=True cannot be used together")
         path = Path(self.plan.checkpoint.source if in_place or out is None else out)
         return LocalPath(self, path, options)
 

@@ -304,7 +304,7 @@ def test_a_directory_and_in_place(tmp_path: Path) -> None:
     api.plan_retie(tmp_path / "m").execute(tmp_path / "out")
     assert (tmp_path / "out" / "README.md").read_text() == "card"
     assert (tmp_path / "out" / "model.gguf").read_bytes() == gguf([EMBED])
-    api.plan_retie(path).execute(path, in_place=True)
+    api.plan_retie(path).execute(in_place=True)
     assert path.read_bytes() == gguf([EMBED])
 
 

@@ -47,6 +47,12 @@ def test_a_directory_with_an_at_sign(work: Path) -> None:
 def test_a_list_that_is_missing(work: Path) -> None:
     with pytest.raises(TieconvError, match=r"absent\.txt: no such list of models"):
         read_lists(["@absent.txt"], io.BytesIO())
+    (work / "none.txt").write_text("# no model\n\n")
+    for empty in ("@none.txt", "-"):
+        with pytest.raises(TieconvError, match="names no model"):
+            read_lists([empty], io.BytesIO())
+    with pytest.raises(ValueError, match="give at least one model"):
+        check([])
 
 
 @pytest.mark.parametrize(

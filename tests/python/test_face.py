@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import re
 import rlcompleter
+import shutil
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -184,3 +186,17 @@ def test_a_real_notebook_shows_the_table_and_completes_names() -> None:
     assert "plan_untie" in completed["data"]["text/plain"]
     assert failed["ename"] == "RefusedError"
     assert any("hint: " in line and "survivor=" in line for line in failed["traceback"])
+
+
+def test_a_plan_writes_only_where_the_call_says(tmp_path: Path) -> None:
+    """Both destinations, neither, and a model that is in memory are refused before anything is read or written."""
+    shutil.copytree(MODELS / "llama-duplicated", tmp_path / "model")
+    before = (tmp_path / "model/model.safetensors").read_bytes()
+    plan = tieconv.plan_retie(tmp_path / "model")
+    for call in (partial(plan.execute, tmp_path / "out", in_place=True), plan.execute):
+        with pytest.raises(ValueError, match="in_place=True"):
+            call()
+    with pytest.raises(ValueError, match="a model on disk, and not a object"):
+        tieconv.plan_retie(object())  # type: ignore[arg-type]
+    assert (tmp_path / "model/model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

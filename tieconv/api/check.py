@@ -53,7 +53,7 @@ def check(
     ``select`` and ``ignore`` are rules and prefixes. ``fail_on`` is ``error``, ``warning`` (the default) or ``note``.
     ``settings`` is the path of a `tieconv.toml` or `pyproject.toml`; without it, no settings file is read. ``jobs`` is
     the number of processes. For a model that cannot be read, the row has the failure. Raises `SettingsError` for an
-    unknown rule, and for an invalid settings file or baseline.
+    unknown rule, and for an invalid settings file or baseline. Raises `ValueError` for no model.
 
     A model may also be a pattern (``hf://org/*``), or a prefix of an object store (``s3://bucket/models/``).
     ``include``, ``exclude`` and ``newer_than`` filter the models: two lists of patterns, and an age such as ``7d``.
@@ -76,6 +76,8 @@ def check(
     )
     single = isinstance(models, str) or is_module(models) or not isinstance(models, Iterable)
     several = [models] if single else list(models)  # type: ignore[arg-type]  # an iterable if none of the three
+    if not several:
+        raise ValueError("models: give at least one model, since a check of none would pass")
     modules = [model for model in several if is_module(model)]
     stored = [str(model) for model in several if not is_module(model)]
     paths = expand(stored, include=include, exclude=exclude, newer_than=newer_than)
@@ -189,7 +191,7 @@ def read_lists(models: Iterable[str], stdin: BinaryIO) -> tuple[str, ...]:
     listed_models: list[str] = []
     for model in models:
         if model == "-":
-            listed_models += listed(read_stream(stdin, "the list on standard input"))
+            listed_models += listed(read_stream(stdin, "the list on standard input"), "the list on standard input")
         elif is_list(model):
             listed_models += read_list(model)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -44,6 +45,11 @@ class Source:
     head: str | None
     drop_other_formats: bool
     fetch: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            kind = type(self.path).__name__
+            raise ValueError(f"path: a model on disk, and not a {kind}; save a model that is in memory first")
 
     def plan(self, make: Make, depth: Depth = Depth.CANDIDATES, *, bare: bool = False) -> PlannedWrite:
         """Return the plan that ``make`` makes of the evidence, with everything that `execute` needs.

@@ -199,20 +199,24 @@ def is_list(source: str) -> bool:
     return source == "-" or (source.startswith("@") and not os.path.lexists(source))
 
 
-def listed(text: str) -> Iterator[str]:
-    """Yield the models of a list: one in a line, without empty lines and lines that start with ``#``."""
-    for line in text.splitlines():
-        model = line.strip()
-        if model and not model.startswith("#"):
-            yield model
+def listed(text: str, name: str) -> list[str]:
+    """Return the models of a list: one in a line, without empty lines and lines that start with ``#``.
+
+    Raises `UnreadableError` for an empty list: a gate that checks no model would pass.
+    """
+    models = [line.strip() for line in text.splitlines()]
+    models = [model for model in models if model and not model.startswith("#")]
+    if not models:
+        raise UnreadableError(f"{name} names no model", "write one model in a line", "check.list")
+    return models
 
 
-def read_list(source: str) -> Iterator[str]:
-    """Yield the models of ``@FILE``. Raises `UnreadableError` or `SettingsError`."""
+def read_list(source: str) -> list[str]:
+    """Return the models of ``@FILE``. Raises `UnreadableError` or `SettingsError`."""
     path = source.removeprefix("@")
     if not os.path.lexists(path):
         raise UnreadableError(f"{shown(path)}: no such list of models", "check the path after @", "check.list")
-    return listed(read_text(path))
+    return listed(read_text(path), shown(path))
 
 
 def chosen_models(sources: Iterable[str], choice: Choice) -> tuple[str, ...]:
