@@ -375,6 +375,17 @@ def test_a_tensor_in_another_shard_is_found_if_the_index_names_that_shard(tmp_pa
     assert finding.level == "error" and (f" {HEAD} is in {SECOND}. A loader" in finding.message) is listed
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_lost_tensor_is_fetched_and_a_spare_entry_removed(tmp_path: Path, tied: bool) -> None:
+    """A tied model needs no head: `reindex` is safe then. Else the entry shows the loss, also with another entry."""
+    folder = save_shards(tmp_path / "m", flagged(LLAMA, tied), {FIRST: {EMBED: matrix()}}, {EMBED: FIRST, HEAD: FIRST})
+    finding = next(finding for finding in api.inspect(folder).findings if finding.rule == "IDX001")
+    remedy = finding.remedy and (finding.remedy.command.split()[1], finding.remedy.safe)
+    assert remedy == (("reindex", True) if tied else None)
+    says = "The model is tied and does not need it." if tied else "Get the shard that holds it: no file here does."
+    assert finding.message.endswith(says)
+
+
 ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
 BIASES = {"bert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
           "roberta": ("lm_head.bias", "lm_head.decoder.bias")}  # fmt: skip

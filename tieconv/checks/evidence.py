@@ -138,6 +138,14 @@ def declared_tied(inspection: Inspection) -> Iterator[Tie]:
             yield tie
 
 
+def lost_tensors(inspection: Inspection) -> tuple[str, ...]:
+    """Return the tensors that the index lists, no shard holds, and no tied name replaces."""
+    ties = [tie for tie in declared_tied(inspection) if tie.canonical_stored]
+    spare = {member.name for tie in ties for member in tie.members}
+    absent = (name for caution in cautions(inspection, "index.absent-tensor") for name in caution.tensors)
+    return tuple(name for name in absent if name not in spare and name not in inspection.checkpoint.tensors)
+
+
 def declared_untied(inspection: Inspection) -> Iterator[Tie]:
     """Yield the groups that every loader treats as untied, in classes that can tie them."""
     if inspection.family.tying is Tying.CAN and inspection.config.known:

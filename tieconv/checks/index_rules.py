@@ -33,12 +33,15 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
 
         error IDX001: The index lists lm_head.weight in
         model-00001-of-00002.safetensors, which does not hold it. A loader that
-        looks for it there fails.
+        looks for it there fails. The model is tied and does not need it.
 
     ## How to fix
-    `tieconv reindex` rebuilds the index from the shard headers. If the tensor should exist, fetch its shard instead. Until
-    then, other commands that write refuse the model.
+    If no file holds the tensor, save or download the model again. No command is given then, since `tieconv reindex` would
+    remove the only sign of the loss. Is the tensor in another shard, or does the tied
+    model not need it? Then `tieconv reindex` rebuilds the index from the shard headers. Until then, other commands that
+    write refuse the model.
     """
+    lost = evidence.lost_tensors(inspection)
     shards, stored = weight_map(inspection.checkpoint.index), inspection.checkpoint.tensors
     for caution in evidence.cautions(inspection, "index.absent-tensor"):
         wrong = [*dict.fromkeys(shards[name] for name in caution.tensors)]
@@ -51,12 +54,16 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
         elsewhere = len(held) == len(caution.tensors) and {*homes} <= {*shards.values()}
         if elsewhere:
             home += f" transformers 4.57 and 5.23 read all shards of the index, so they find {them}."
+        missed = them if len(lost) == len(caution.tensors) else evidence.listed(lost)
+        fate = f" Get the shard that holds {missed}: no file here does." if lost else ""
+        if not held and not lost:
+            fate = f" The model is tied and does not need {them}."
         yield absent_tensor.finding(
             f"The index lists {evidence.listed(caution.tensors)} in {evidence.listed(wrong)}, which {do} not hold {them}."
-            f"{home} A loader that looks for {them} there fails.",
+            f"{home} A loader that looks for {them} there fails.{fate}",
             caution.tensors,
             level=Level.WARNING if elsewhere else Level.ERROR,
-            remedy=remedies.reindex(inspection, safe=False),
+            remedy=remedies.reindex(inspection, safe=True),
         )
 
 

@@ -94,15 +94,21 @@ def resize(inspection: Inspection, *, safe: bool, **options: object) -> Remedy |
 
 
 def reindex(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
-    """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing or torn, or two shards hold one tensor."""
+    """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing or torn, or two shards hold one tensor.
+
+    Also ``None`` if no shard holds a listed tensor that the model needs: only the index shows the loss.
+    """
     checkpoint = inspection.checkpoint
     repeated, parts = any(evidence.cautions(inspection, "index.repeated")), unlisted_parts(inspection.checkpoint)
     if checkpoint.format not in _INDEXED or checkpoint.special or repeated or not all(parts.values()):
         return None
     if checkpoint.index is None and (checkpoint.layout is not Layout.SHARDED or not checkpoint.complete):
         return None
+    if evidence.lost_tensors(inspection):
+        return None
     # The command writes the whole index, so it is as safe as the least safe of its changes.
-    changes = any(caution.code in ("index.absent-tensor", "index.extra-tensor") for caution in checkpoint.cautions)
+    absent = {name for caution in evidence.cautions(inspection, "index.absent-tensor") for name in caution.tensors}
+    changes = any(evidence.cautions(inspection, "index.extra-tensor")) or not absent.isdisjoint(checkpoint.tensors)
     safe = safe and not changes and not parts
     return _command("reindex", checkpoint.source, safe=safe, **options)
 
