@@ -83,6 +83,28 @@ def test_the_current_directory_is_no_package(
     assert sys.path == left
 
 
+def test_several_loaders_and_values_of_another_type(models: Path) -> None:
+    """`consumers` is a string or a list, as in the settings; a wrong value is named, and 0 is not a size."""
+    listed = tieconv.inspect(models / "t5", consumers=["vllm", "transformers==5.x"])
+    assert listed == tieconv.inspect(models / "t5", consumers="vllm,transformers==5.x") and listed.consumers
+    assert not tieconv.inspect(models / "t5", consumers=[]).consumers
+    assert tieconv.check(models / "t5", consumers=["vllm"]) == tieconv.check(models / "t5", consumers="vllm")
+    calls: dict[str, Callable[[], object]] = {
+        "consumers is a string or a list of strings, and holds 5": lambda: tieconv.inspect(
+            models / "t5", consumers=[5]
+        ),  # type: ignore[list-item]
+        "consumers is a .* holds None": lambda: tieconv.check(models / "t5", consumers=["vllm", None]),  # type: ignore[list-item]
+        "select is a .* holds 5": lambda: tieconv.check(models / "t5", select=5),  # type: ignore[arg-type]
+    }
+    for sentence, call in calls.items():
+        with pytest.raises(TypeError, match=sentence):
+            call()
+    for size, sentence in ((0, "the size 0 is too small"), ("0", "too small"), (-1, "-1 is not a size")):
+        with pytest.raises(ValueError, match=sentence):
+            tieconv.plan_convert("torch", models / "t5", max_shard_size=size)
+    tieconv.plan_convert("torch", models / "t5", max_shard_size=1000)
+
+
 def test_a_wrong_choice_lists_the_right_ones(models: Path) -> None:
     """Of every argument that takes one of a few words."""
     calls: dict[str, Callable[[], object]] = {

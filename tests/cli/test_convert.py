@@ -69,6 +69,23 @@ def test_an_order_that_decides_is_told(model) -> None:
     assert plan("convert --to torch", folder)["notes"] == []
 
 
+def test_metadata_that_a_torch_file_cannot_hold_is_named(model, tmp_path: Path, monkeypatch) -> None:
+    """The plan lists the entries, and prints the settings with which `check` accepts the copies that it unmarks."""
+    folder = model("llama-tied")
+    ok("untie --keep-flag", folder, "-o", tmp_path / "kept-copy")
+    dropped, advice = plan("convert --to torch", tmp_path / "kept-copy", "-o", tmp_path / "OUT")["notes"]
+    assert dropped == "convert drops the metadata entry tieconv.keep: a torch file has no metadata"
+    assert "no longer marks lm_head.weight" in advice
+    monkeypatch.chdir(tmp_path)
+    assert run("check", "OUT").exit_code == 1
+    (tmp_path / "tieconv.toml").write_text(advice.partition("add this to tieconv.toml: ")[2])
+    ok("check", "OUT")
+    stored = tensors(folder)
+    save_file(stored, folder / "model.safetensors", {"format": "pt", "step": "7", "author": "me"})
+    (note,) = plan("convert --to torch", folder)["notes"]
+    assert note == "convert drops the metadata entries author and step: a torch file has no metadata"
+
+
 def test_it_splits_as_huggingface_hub_does(model, tmp_path: Path) -> None:
     """Greedy in file order: the same tensors in the same files, and the same index."""
     folder = model("gpt2-unprefixed")

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import tieconv as api
 from fixtures.loaders import DATA, document
 from tests.checks.fixtures import FIXTURES
-from tests.checks.fixtures.model import BART, HEAD, LLAMA, flagged, llama, matrix, save, vector
+from tests.checks.fixtures.model import BART, BERT, HEAD, LLAMA, T5, bert, flagged, llama, matrix, save, vector
 from tieconv.architectures import class_table
 from tieconv.checkpoint.finding import Outcome
 from tieconv.checkpoint.inspection import Inspection
@@ -328,6 +328,24 @@ def test_the_dtype_at_loading_decides_about_a_cast(tmp_path: Path) -> None:
         answers = [verdict(model, entry) for entry in loaded]
         assert tuple(answer.outcome for answer in answers) == outcomes
         assert ("equal only in the narrower of their dtypes" in answers[1].detail) is not lossless
+
+
+def test_why_two_stored_tensors_stay_two_parameters(tmp_path: Path) -> None:
+    """The row says what decides: a NaN in equal bytes, a class that always ties, or its default."""
+
+    def row(config: dict[str, Any], tables: dict[str, Any]) -> str:
+        model = api.inspect(save(tmp_path / config["model_type"], config, tables), consumers="transformers==5.x")
+        return f"{model.config.effect} {model.consumers[-1].detail}"
+
+    table = matrix()
+    table[0, 0] = float("nan")
+    equal = row(flagged(LLAMA, True), {EMBEDDING: table, HEAD: table})
+    assert equal.startswith("Untied in transformers 5: lm_head.weight is stored and holds a NaN")
+    assert "the config says tied, but both hold a NaN, which differs from itself" in equal
+    names = ("encoder.embed_tokens.weight", "lm_head.weight")
+    always = row(flagged(T5, False), {name: matrix(seed=seed) for seed, name in enumerate(names)})
+    assert "the class always ties, but lm_head.weight and encoder.embed_tokens.weight differ, so" in always
+    assert "the class ties by default, but their values differ" in row(BERT, bert(head=matrix(seed=1)))
 
 
 def test_a_cast_with_a_nan_is_never_tied(tmp_path: Path) -> None:

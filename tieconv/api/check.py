@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tieconv.api.evidence import inspect, inspect_in_memory
+from tieconv.checkpoint.value_type import strings
 from tieconv.gate.settings import ALL, Selection, Settings, selectors
 from tieconv.gate.settings import find_cases as find_cases
 from tieconv.gate.settings import find_rule as find_rule
@@ -35,7 +36,7 @@ def check(
     select: str | Sequence[str] = (),
     ignore: str | Sequence[str] = (),
     fail_on: str | None = None,
-    consumers: str | None = None,
+    consumers: str | Sequence[str] | None = None,
     depth: Depth | str | None = None,
     embed: str | None = None,
     head: str | None = None,
@@ -51,9 +52,10 @@ def check(
     """Check one or several models, and return their findings with the waivers.
 
     ``select`` and ``ignore`` are rules and prefixes. ``fail_on`` is ``error``, ``warning`` (the default) or ``note``.
-    ``settings`` is the path of a `tieconv.toml` or `pyproject.toml`; without it, no settings file is read. ``jobs`` is
-    the number of processes. For a model that cannot be read, the row has the failure. Raises `SettingsError` for an
-    unknown rule, and for an invalid settings file or baseline. Raises `ValueError` for no model.
+    ``consumers`` are loaders as `inspect` takes them. ``settings`` is the path of a `tieconv.toml` or `pyproject.toml`;
+    without it, no settings file is read. ``jobs`` is the number of processes. For a model that cannot be read, the row
+    has the failure. Raises `SettingsError` for an unknown rule, and for an invalid settings file or baseline. Raises
+    `ValueError` for no model.
 
     A model may also be a pattern (``hf://org/*``), or a prefix of an object store (``s3://bucket/models/``).
     ``include``, ``exclude`` and ``newer_than`` filter the models: two lists of patterns, and an age such as ``7d``.
@@ -71,7 +73,7 @@ def check(
         ignore=selectors(ignore, "ignore"),
         fail_on=fail_on,
         depth=depth,
-        consumers=consumers,
+        consumers=None if consumers is None else ",".join(strings("consumers", consumers)),
         baseline=str(baseline) if baseline else None,
     )
     single = isinstance(models, str) or is_module(models) or not isinstance(models, Iterable)

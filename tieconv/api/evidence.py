@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.value_type import strings
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import holds_graphs
 from tieconv.live import is_module
@@ -15,7 +16,7 @@ from tieconv.sources.local import locate
 from tieconv.text import Hint, call, count, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch.nn import Module
@@ -35,7 +36,7 @@ def inspect(
     depth: Depth | str = Depth.CANDIDATES,
     embed: str | None = None,
     head: str | None = None,
-    consumers: str | None = None,
+    consumers: str | Sequence[str] | None = None,
     tick: Tick | None = None,
     ties_only: bool = False,
     bare: bool = False,
@@ -58,8 +59,8 @@ def inspect(
     names `save_pretrained` would write and leave out. The findings are about the file that it would write.
 
     ``embed`` and ``head`` are the names of the input embedding and the output head of an unknown architecture.
-    ``consumers`` selects the loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises
-    `UnreadableError` for missing or malformed input, and `UnknownConsumerError` for an unknown loader.
+    ``consumers`` selects the loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``; a list of such strings
+    too. Raises `UnreadableError` for missing or malformed input, and `UnknownConsumerError` for an unknown loader.
     """
     if is_module(path):
         return inspect_in_memory(path, depth, embed, head, consumers)
@@ -72,7 +73,7 @@ def inspect(
 
 
 def inspect_in_memory(
-    module: object, depth: Depth | str, embed: str | None, head: str | None, consumers: str | None
+    module: object, depth: Depth | str, embed: str | None, head: str | None, consumers: str | Sequence[str] | None
 ) -> Inspection:
     """Return the evidence about a `torch.nn.Module`; see `inspect`."""
     from tieconv.live.module_inspection import inspect_module  # imports torch
@@ -80,12 +81,13 @@ def inspect_in_memory(
     return inspect_module(module, Depth(depth), embed, head, _consumers(consumers))
 
 
-def _consumers(spec: str | None) -> tuple[Consumer, ...]:
-    if spec is None:
+def _consumers(spec: str | Sequence[str] | None) -> tuple[Consumer, ...]:
+    parts = () if spec is None else strings("consumers", spec)
+    if not parts:
         return ()
     from tieconv.loaders.registry import select
 
-    return select(spec)
+    return select(",".join(parts))
 
 
 def is_graph(path: str | Path = ".") -> bool:

@@ -371,8 +371,7 @@ def plan_convert(
     """
     from tieconv.plans.verbs import convert
 
-    limit = max_shard_size if isinstance(max_shard_size, int) else parse_size(max_shard_size)
-    make = partial(convert.plan_convert, to=convert.Format(to), max_shard_size=limit)
+    make = partial(convert.plan_convert, to=convert.Format(to), max_shard_size=parse_size(str(max_shard_size)))
     return Source(path, embed, head, drop_other_formats, fetch).plan(make, bare=True)
 
 

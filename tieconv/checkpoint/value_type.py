@@ -40,6 +40,15 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
         raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}")
 
 
+def strings(name: str, value: object) -> tuple[str, ...]:
+    """Return the argument ``name``, a string or several. Raises `TypeError` for a value of another type."""
+    several = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    for each in several:
+        if not isinstance(each, str):
+            raise TypeError(f"{name} is a string or a list of strings, and holds {each!r}")
+    return several
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[T]) -> type[T]:
     """Return the class as a frozen, slotted dataclass."""

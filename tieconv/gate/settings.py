@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.value_type import record, strings
 from tieconv.errors import SettingsError
 from tieconv.formats.strict_json import parse_toml
 from tieconv.install import documentation
@@ -65,8 +65,7 @@ def longest(selectors: Iterable[str], code: str) -> str | None:
 
 def selectors(words: str | Iterable[str], where: str) -> tuple[str, ...]:
     """Return the selectors in ``words``, a code for a name. Commas separate several. Raises `SettingsError`."""
-    every = [words] if isinstance(words, str) else words
-    named = tuple(part.strip().upper() for word in every for part in word.split(","))
+    named = tuple(part.strip().upper() for word in strings(where, words) for part in word.split(","))
     codes = {rule.name.upper(): rule.code for rule in rules()} if named else {}
     named = tuple(codes.get(selector, selector) for selector in named)
     for selector in named:

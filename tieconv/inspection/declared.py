@@ -232,12 +232,13 @@ def effect(inspection: Inspection) -> str:
         tied = "Tied in transformers 5" if transformers4_verdict is False else "Tied"
         name = shown(head.name)
         return f"{tied}: {name} differs from the embedding only in the sign of zeros. transformers 5.0 keeps both."
-    if head is not None and head.state in _DIFFERENT:
+    if head is not None and (head.state in _DIFFERENT or head.relation.holds_nan):
         shape = inspection.checkpoint.tensors[head.name].shape
         turned = head.state is State.TRANSPOSED and shape != shape[::-1]
         if (turned or head.relation.shape_differs or head.relation.is_empty) and not family.misfit:
             return f"Not loaded: {shown(head.name)} has another shape than the embedding, which transformers refuses."
-        reason = f"{shown(head.name)} is stored and differs from the embedding."
+        differs = "holds a NaN, which differs from itself" if head.relation.holds_nan else "differs from the embedding"
+        reason = f"{shown(head.name)} is stored and {differs}."
         in_4 = " Tied in transformers 4, which keeps one of the two." if transformers4_verdict else ""
         return f"Untied{' in transformers 5' if in_4 else ''}: {reason}{in_4}"
     if (

@@ -12,7 +12,7 @@ from tieconv.architectures.class_table import newer_release
 from tieconv.architectures.effective_flag import FLAG, cannot_build
 from tieconv.architectures.stored_names import known_names, locate, missing_layers, variants
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal, missing, stopped, unknown
 from tieconv.loaders.transformers_files import by_name
@@ -221,12 +221,21 @@ def remark(inspection: Inspection, *, compares: bool) -> str:
     pair = evidence.head_pair(inspection)
     head = "" if pair is None else pair.head
     tie = next((tie for tie in inspection.ties if any(member.name == head for member in tie.members)), None)
-    if tie is not None and tie.declared and not compares:
+    if tie is None or not tie.declared:
+        return "transformers 5 does not scale the logits" if inspection.family.meaning_v5 is FlagMeaning.SCALES else ""
+    declares = any(entry.present and entry.value for entry in inspection.config.declared)
+    says = "the config says tied" if declares else "the class ties by default"
+    says = says if tie.gated else "the class always ties"
+    table = next((member.name for member in tie.stored_members if member.state is State.CANONICAL), None)
+    # A T5 may store another name in place of the embedding, which the row does not list.
+    both = "both" if table is None or pair is None or table == pair.embedding else in_words((head, table))
+    if not compares:
         stored = len(tie.stored_members) > 1
-        return "the config says tied, but both are stored, and transformers 5.0 does not compare them" if stored else ""
-    if tie is not None and tie.declared:
-        return "the config says tied, but their values differ, so transformers 5 warns"
-    return "transformers 5 does not scale the logits" if inspection.family.meaning_v5 is FlagMeaning.SCALES else ""
+        return f"{says}, but {both} are stored, and transformers 5.0 does not compare them" if stored else ""
+    if any(member.name == head and member.relation.holds_nan for member in tie.members):
+        return f"{says}, but {both} hold a NaN, which differs from itself, so transformers 5 warns"
+    differ = "their values differ" if both == "both" else f"{both} differ"
+    return f"{says}, but {differ}, so transformers 5 warns"
 
 
 # Find which stored names transformers 5 reads, and in which order it ties them.

@@ -83,6 +83,12 @@ def build(
     return replace(plan, notes=(*plan.notes, *_advice(inspection, tied, bool(changes))))
 
 
+def accept_copies(reason: str) -> str:
+    """Return the note how `tieconv check` accepts wanted copies that no metadata marks, after the sentence why."""
+    settings = 'per-model = [{ model = "OUT", ignore = ["TIE002"], reason = "the copy is wanted" }]'
+    return f"{reason}To make `tieconv check` accept it, add this to tieconv.toml: {settings}"
+
+
 def _guard_foreign(inspection: Inspection, edits: Edits, edited: str) -> None:
     """Refuse a plan that changes a name in a model of another program than transformers: its loader may be strict.
 

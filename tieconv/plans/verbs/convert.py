@@ -15,14 +15,14 @@ from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.value_type import Choice
-from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord
+from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord, marked
 from tieconv.formats.limits import MAX_TENSORS
-from tieconv.plans.build import kept_promises
+from tieconv.plans.build import accept_copies, kept_promises
 from tieconv.plans.edits import stored
 from tieconv.plans.guards import MANY_FOR_TORCH, again, guard_layout, guard_many, refuse
 from tieconv.plans.meaning import described, judged
 from tieconv.plans.verbs.dedup import shared_groups, trimmed
-from tieconv.text import OUT, Hint, count, option, shown, size
+from tieconv.text import OUT, Hint, count, in_words, option, shown, size
 
 SHARD_SIZE = 5_000_000_000
 """Default number of bytes in a shard; huggingface_hub has the same default."""
@@ -111,8 +111,8 @@ def _weights(
 def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:
     """Return the metadata for every output file, and notes; if source files disagree, the first value counts."""
     if checkpoint.format != to:
-        # transformers 4 cannot load a safetensors file without this entry; a torch file needs no metadata.
-        return ({"format": "pt"} if to is Format.SAFETENSORS else None), ()
+        # transformers 4 cannot load a safetensors file without this entry; a torch file has no metadata.
+        return ({"format": "pt"}, ()) if to is Format.SAFETENSORS else (None, tuple(_lost(checkpoint)))
     present = [file.metadata for file in checkpoint.files if file.metadata is not None]
     merged: dict[str, str] = {}
     disagreeing = []
@@ -123,6 +123,17 @@ def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | N
         for key in sorted(set(disagreeing))
     )
     return merged if present else None, tuple(notes)
+
+
+def _lost(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield notes on the metadata of safetensors files that a torch file cannot hold."""
+    keys = sorted({key for file in checkpoint.files for key in file.metadata or ()} - {"format"})
+    if keys:
+        word = "entry" if len(keys) == 1 else "entries"
+        yield f"convert drops the metadata {word} {in_words(keys, 4)}: a torch file has no metadata"
+    names = marked(checkpoint.files) & checkpoint.tensors.keys()
+    if names:
+        yield accept_copies(f"the file no longer marks {in_words(sorted(names), 4)} as stored twice on purpose. ")
 
 
 def _index(checkpoint: Checkpoint, weights: tuple[write_plan.OutputWeights, ...], to: Format) -> write_plan.OutputText:

@@ -13,7 +13,7 @@ from tieconv.loaders.llama_cpp import head_rule, load_error
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import ALIKE, EQUAL, build, promise, still_stored
+from tieconv.plans.build import ALIKE, EQUAL, accept_copies, build, promise, still_stored
 from tieconv.plans.config import config_with_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
@@ -100,11 +100,7 @@ def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     if checkpoint.format == "safetensors" and all(file.metadata is not None for file in checkpoint.files):
         edits.kept_copies.update(copies)
         return ()
-    return (
-        "the file has no metadata that could mark the copy as wanted. "
-        "To make `tieconv check` accept it, add this to tieconv.toml: "
-        'per-model = [{ model = "OUT", ignore = ["TIE002"], reason = "the copy is wanted" }]',
-    )
+    return (accept_copies("the file has no metadata that could mark the copy as wanted. "),)
 
 
 def _origin(inspection: Inspection, tie: Tie, member: Member, source: TensorRecord) -> TensorRecord:
