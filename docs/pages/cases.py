@@ -98,7 +98,7 @@ def _section(name: str, case: Case, folder: Path) -> str:
         lines += [f"{_RESULT[case.status]}{_effect(inspection)}", ""]
     if case.fix and not (findings and findings[0].remedy):
         lines += [f"Fix: {_marked(case.fix)}", ""]
-    elif case.fix and f"Fix: {_marked(case.fix)}" not in lines:
+    elif case.fix and not any(line.startswith(f"Fix: {_marked(case.fix)}") for line in lines):
         lines += [f"Or: {_marked(case.fix)}", ""]
     if case.guide:
         lines += [f"Step by step: [{_title(case.guide)}]({case.guide})", ""]

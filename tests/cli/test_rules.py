@@ -130,6 +130,7 @@ def test_a_message_leads_to_its_cases() -> None:
         "C61 FSDP2 or Accelerate stops"
     )
     assert shown.endswith("\n\nRun: tieconv inspect MODEL\n")
+    assert ok("explain", "KeyError:", "'lm_head.weight'").stdout == shown, "a message without quotes around it"
     assert "(docs/cases.md#c53 in a clone" in ok("explain", "will NOT tie them").stdout, "a part of a message"
 
 
@@ -160,6 +161,10 @@ def test_any_tensor_of_a_layer_is_as_good_as_the_catalogued_one() -> None:
         "Following weights were not initialized from checkpoint": ["C06", "C62"],
         "There is no module or parameter named 'lm_head.bias' in LlamaForCausalLM": [],
         "There is no module or parameter named 'layers.3' in Qwen2Model": ["C63"],
+        "lm_head.weight | MISMATCH | Reinit due to size mismatch - ckpt: torch.Size([8, 4]) vs model: [9, 4]": ["C37"],
+        "Received 1 parameters not in model: lm_head.bias": ["C18"],
+        "lm_head.weight | UNEXPECTED |": [],
+        "base_model.model.lm_head.weight | UNEXPECTED |": ["C33"],
     }.items():
         assert [*find_cases(message)] == cases, message
 

@@ -148,14 +148,15 @@ _WIDEST = 100
 
 
 @click.command("explain", short_help="Explain a rule, or the message of another program.")
-@click.argument("rule", metavar="RULE|MESSAGE", shell_complete=complete_rules)
+@click.argument("words", metavar="RULE|MESSAGE", nargs=-1, required=True, shell_complete=complete_rules)
 @common_options
-def explain_command(rule: str) -> None:
+def explain_command(words: tuple[str, ...]) -> None:
     """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it.
 
-    MESSAGE is what another program printed, in quotes. Then the known causes are listed, with the rules that find them
+    MESSAGE is what another program printed, best in quotes. Then the known causes are listed, with the rules that find them
     and a guide. A terminal shows the text rendered; a pipe gets its Markdown.
     """
+    rule = " ".join(words)
     if cases := find_cases(rule):
         if len(cases) > 1:
             echo(f"{count(len(cases), 'cause')} can lead to this message. The files show which one it is.\n")

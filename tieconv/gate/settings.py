@@ -96,15 +96,18 @@ def find_rule(word: str) -> Rule:
 def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
     """Return the cases of docs/cases.md whose message is in ``message``, or that contain it; or the case of this name.
 
-    Only the last two parts of a tensor's name count, because models put different ones before them. If no case has the
-    message so, cases about a layer's tensor are tried with any tensor and any number.
+    Only a wrapper's prefix and the last two parts of a tensor's name count, because models put different ones before them.
+    If no case has the message so, any number is as good, and any tensor of the same kind: of a layer, or a table.
     """
     every: dict[str, Mapping[str, Any]] = json.loads(data_text(__name__, "cases.json"))
     message = re.sub(r"\x1b\[[\d;]*m", "", message)
     # The first layer and tensors outside the layers are never surplus, so the messages of that case have another.
     layer = "layers." if re.search(r"\b(layers\.|\w+\.(?=\d+\.))[1-9]", message) else "layers.0"
     layer = "blk." if re.search(r"\bblk\.\d", message) else layer
-    for simpler, about in (_comparable, ""), (_any_tensor, layer):
+    # One table is as good as the other, and no layer is.
+    about_tables = f"(lm_head|embed_tokens)\\.{'bias' if '.bias' in message else 'weight'}"
+    is_table = re.search(rf"{_RUN}([\w.]+\.)?{about_tables}", message) and not _WRAPPED.search(message)
+    for simpler, about in (_comparable, ""), (_any_tensor, about_tables if is_table else re.escape(layer)):
         asked = simpler(message)
         matching = {
             name: case
@@ -112,7 +115,7 @@ def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
             if name.lower() == asked
             or any(
                 text in asked or (len(asked) >= _PART and asked in text)
-                for text in (simpler(text) for text in case["messages"] if about in text)
+                for text in (simpler(text) for text in case["messages"] if re.search(about, text))
             )
         }
         if matching:
@@ -121,11 +124,13 @@ def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
 
 
 _RUN = r"(?<![\w.])"  # where a name begins: a search from each of its letters would take minutes for a long one
+_WRAPPED = re.compile(rf"{_RUN}(?:_orig_mod|base_model|module)\.")
 _PART = 12  # characters of a part of a message that show which one it is
 
 
 def _comparable(message: str) -> str:
-    last_two = re.sub(rf"{_RUN}[\w.]+\.(\w+\.(?:weight|bias))\b", r"\1", message.lower())
+    names = rf"{_RUN}[\w.]+\.(\w+\.(?:weight|bias))\b"
+    last_two = re.sub(names, lambda name: name[1] + "<wrapped>" * bool(_WRAPPED.match(name[0])), message.lower())
     return " ".join(re.sub("[`'\"]", "", last_two).split())
 
 
