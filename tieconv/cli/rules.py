@@ -153,8 +153,8 @@ _WIDEST = 100
 def explain_command(words: tuple[str, ...]) -> None:
     """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it.
 
-    MESSAGE is what another program printed, best in quotes. Then the known causes are listed, with the rules that find them
-    and a guide. A terminal shows the text rendered; a pipe gets its Markdown.
+    MESSAGE is what another program printed, best in quotes. Then the known causes are listed, with the rules that find
+    them and a guide. A terminal shows the text rendered; a pipe gets its Markdown.
     """
     rule = " ".join(words)
     if cases := find_cases(rule):

@@ -96,8 +96,8 @@ def find_rule(word: str) -> Rule:
 def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
     """Return the cases of docs/cases.md whose message is in ``message``, or that contain it; or the case of this name.
 
-    Only a wrapper's prefix and the last two parts of a tensor's name count, because models put different ones before them.
-    If no case has the message so, any number is as good, and any tensor of the same kind: of a layer, or a table.
+    Of a tensor's name, a wrapper's prefix and the last two parts count: models put different ones before them. If no
+    message is alike, any number counts, and any tensor of the same kind (of a layer, a table).
     """
     every: dict[str, Mapping[str, Any]] = json.loads(data_text(__name__, "cases.json"))
     message = re.sub(r"\x1b\[[\d;]*m", "", message)
