@@ -509,6 +509,16 @@ def test_the_size_of_another_part_stays(tmp_path: Path) -> None:
     assert "cannot tell which config key" in refused("resize --to 106", folder, "-o", tmp_path / "none")
 
 
+def test_a_text_part_under_another_key(tmp_path: Path) -> None:
+    """NVIDIA writes `llm_config`, which transformers reads as `text_config`."""
+    name, folder, out = "NemotronH_Omni_Reasoning_V3", tmp_path / "model", tmp_path / "out"
+    zoo.build(name).save_pretrained(folder)
+    configure(folder, llm_config=config(folder)["text_config"], text_config=...)
+    ok("resize --to 106", folder, "-o", out)
+    assert config(out)["llm_config"]["vocab_size"] == 106
+    zoo.model_class(name).from_pretrained(out)
+
+
 @pytest.mark.parametrize(
     ("unpadded", "tokens", "reported"), [(6, 8, True), (8, 8, False), (6, 6, False), (6, None, False)]
 )

@@ -209,8 +209,8 @@ def loads_both(config: Mapping[str, object]) -> bool:
 _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})
 
-_TEXT = "text_config"
-"""The level of the language model in most composites."""
+_TEXT = ("text_config", "llm_config", "language_config")
+"""The level of the language model in most composites. Configs of NVIDIA and DeepSeek have the others."""
 
 _WITHOUT_TOKENS = frozenset({"type_vocab_size"})
 """Sizes of tables without rows for tokens."""
@@ -233,12 +233,11 @@ def word_sizes(inspection: Inspection) -> dict[str, int]:
     Sizes of other parts, such as a Q-Former, count other tables. Empty also if the config of the text part has no size:
     a default then counts the rows.
     """
-    family = inspection.family
-    text = family.part.level if family.part else _TEXT
-    counting = {"", text, *exceptions("vocabulary").get(family.architecture, {}).get("levels", ())}
+    family, config = inspection.family, inspection.checkpoint.config_values
+    texts = {*_TEXT, family.part.level if family.part else _TEXT[0]}
+    counting = {"", *texts, *exceptions("vocabulary").get(family.architecture, {}).get("levels", ())}
     sizes = {path: n for path, n in vocabulary_sizes(inspection).items() if path.rpartition(".")[0] in counting}
-    declares = not nested(inspection.checkpoint.config_values, text) or f"{text}.vocab_size" in sizes
-    return sizes if declares else {}
+    return sizes if all(f"{level}.vocab_size" in sizes for level in texts if nested(config, level)) else {}
 
 
 def predicted_tokens(inspection: Inspection) -> tuple[str, int] | None:
