@@ -86,6 +86,23 @@ def test_metadata_that_a_torch_file_cannot_hold_is_named(model, tmp_path: Path, 
     assert note == "convert drops the metadata entries author and step: a torch file has no metadata"
 
 
+def test_marks_of_several_files_are_joined(model, tmp_path: Path) -> None:
+    """Each shard marks its own copies. One file marks all of them."""
+    folder = model("bart")
+    ok("untie --keep-flag", folder, "-o", tmp_path / "marked")
+    ok("convert --to safetensors --max-shard-size 10KB", tmp_path / "marked", "-o", tmp_path / "shards")
+    marks: list[list[str]] = []
+    for shard in (tmp_path / "shards").glob("*.safetensors"):
+        stored = load_file(shard)
+        own = sorted(name for name in stored if "embed_tokens" in name or name == "lm_head.weight")
+        save_file(stored, shard, {"format": "pt", **({"tieconv.keep": json.dumps(own)} if own else {})})
+        marks += [own] * bool(own)
+    assert len(marks) > 1
+    assert plan("convert --to safetensors", tmp_path / "shards", "-o", tmp_path / "one")["notes"] == []
+    with safe_open(tmp_path / "one" / "model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["tieconv.keep"]) == sorted(name for own in marks for name in own)
+
+
 def test_it_splits_as_huggingface_hub_does(model, tmp_path: Path) -> None:
     """Greedy in file order: the same tensors in the same files, and the same index."""
     folder = model("gpt2-unprefixed")

@@ -15,7 +15,7 @@ from tieconv.checkpoint import write_plan
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.value_type import Choice
-from tieconv.checkpoint.weight_file import BITS, ChunkTable, TensorRecord, marked
+from tieconv.checkpoint.weight_file import BITS, KEY, ChunkTable, TensorRecord, entry, marked
 from tieconv.formats.limits import MAX_TENSORS
 from tieconv.plans.build import accept_copies, kept_promises
 from tieconv.plans.edits import stored
@@ -118,9 +118,11 @@ def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | N
     disagreeing = []
     for metadata in present:
         disagreeing += [key for key, value in metadata.items() if merged.setdefault(key, value) != value]
+    if KEY in disagreeing:  # each file marks its own copies
+        merged[KEY] = entry(marked(checkpoint.files))
     notes = (
         f"the files disagree on the metadata entry {shown(key)}: convert keeps the first value"
-        for key in sorted(set(disagreeing))
+        for key in sorted({*disagreeing} - {KEY})
     )
     return merged if present else None, tuple(notes)
 
