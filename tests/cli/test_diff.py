@@ -105,14 +105,16 @@ def test_hard_links_need_no_reading(pair) -> None:
 
 
 def test_the_dtype_key_is_noted(pair) -> None:
-    """Both spellings of one value are one; two values with equal stored types are noted, not judged."""
+    """Both spellings of one value are one. Of two values transformers 5 computes in two precisions."""
     a, b = pair("llama-tied")
     value = config(a)["dtype"]
     configure(b, torch_dtype=value, dtype=...)
     assert diff(a, b)["config"] == []
     configure(b, torch_dtype="float32")
     document = diff(a, b)
-    assert document["same_function"] and "different dtypes" in document["notes"][0]
+    assert not document["same_function"] and "different dtypes" in document["notes"][0]
+    configure(b, torch_dtype=...)
+    assert diff(a, b)["same_function"], "without the key, the stored types decide"
 
 
 def test_a_bias_that_is_zero_is_none(pair) -> None:

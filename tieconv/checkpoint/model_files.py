@@ -273,7 +273,7 @@ BLOCKING = {
         "add ", option(drop_other_formats=True), " to leave out the other format, which tieconv would not update"
     ),
     "index.absent": "write the index first: ",
-    "index.absent-tensor": "rebuild the index from the shards, then try again: ",
+    "index.absent-tensor": "get the shard that holds it, or rebuild the index if the model needs no such tensor: ",
     "index.extra-tensor": "rebuild the index from the shards, then try again: ",
     "index.repeated": "remove the unwanted copy, then run the command again",
     TRAINING: "extract the model first: ",

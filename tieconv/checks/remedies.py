@@ -9,7 +9,15 @@ from tieconv.architectures.stored_names import unexplained, unwrapping
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Checkpoint, Layout, unlisted_parts
+from tieconv.checkpoint.model_files import (
+    BLOCKING,
+    NOT_ALONE,
+    TRAINING,
+    TWO_FORMATS,
+    Checkpoint,
+    Layout,
+    unlisted_parts,
+)
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence
@@ -132,13 +140,14 @@ def strip_prefix(inspection: Inspection) -> Remedy | None:
     return _over_formats(checkpoint, "reindex", source, safe=True, strip_prefix=True)
 
 
-def convert(inspection: Inspection, to: str = "") -> Remedy | None:
+def convert(inspection: Inspection, to: str = "", *, safe: bool = True) -> Remedy | None:
     """Return `tieconv convert` to the same format or ``to``, under the usual names; ``None`` if it would refuse."""
     checkpoint = inspection.checkpoint
-    blocked = any(caution.code in BLOCKING for caution in checkpoint.cautions)
+    taken = {TRAINING} if to == "safetensors" else set()
+    blocked = any(caution.code in BLOCKING and caution.code not in taken for caution in checkpoint.cautions)
     if checkpoint.format not in _INDEXED or checkpoint.special or blocked:
         return None
-    return _command("convert", checkpoint.source, safe=True, to=to or checkpoint.format)
+    return _command("convert", checkpoint.source, safe=safe, to=to or checkpoint.format)
 
 
 def dedup(inspection: Inspection) -> Remedy | None:

@@ -190,24 +190,36 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
     values may not be tensors, or a wrapper added a prefix to every name. Tensors may repeat stored values (stride 0), or no
     tensor of the model uses a storage. Tensors under `ema`, `model_ema` or `ema_model` are a second model.
 
+    It is an error if a training checkpoint has the name `pytorch_model.bin` beside a config. transformers reads such a
+    file, finds none of its parameters and loads an untrained model.
+
     ## Why it matters
     Loaders of state dicts do not find tensors of a training checkpoint or names with a prefix. A new file would lose the
     other content, so most commands that write refuse the file.
 
     ## Example
-    A checkpoint of a training run:
+    A state dict with a number:
 
-        note STO005: The file is a training checkpoint; tieconv reads the tensors
-        under state_dict; the file also holds epoch
+        note STO005: tieconv ignores 1 value that is not a tensor: epoch
 
     ## How to fix
     `tieconv convert FILE --to safetensors -o OUT` writes the model of a training checkpoint. If several keys hold tensors,
     save the right one: `torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)`.
     """
     # Yield one finding for each kind of unusual content in each file.
+    checkpoint = inspection.checkpoint
+    read = checkpoint.config_values and any(file.name.startswith("pytorch_model") for file in checkpoint.files)
     for code in _CODES:
         for caution in evidence.cautions(inspection, code):
-            yield not_only_weights.finding(evidence.capital(caution.message))
+            text = evidence.capital(caution.message)
+            if read and code in (TRAINING, SEVERAL):
+                text += (
+                    ". transformers finds no parameter under these names, and fills the model with untrained values."
+                )
+                remedy = remedies.convert(inspection, "safetensors", safe=False)
+                yield not_only_weights.finding(text, level=Level.ERROR, remedy=remedy)
+            else:
+                yield not_only_weights.finding(text)
     names, embedding = inspection.checkpoint.tensors, inspection.head.input_embedding
     averages = [name for name in names if name.startswith(EMA)]
     if averages and len(averages) < len(names):

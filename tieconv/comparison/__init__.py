@@ -148,7 +148,7 @@ def _notes(
         )
     types = any(difference.path.rpartition(".")[2] in DTYPES for difference in config)
     if types and _dtypes(a.checkpoint) == _dtypes(b.checkpoint):
-        yield "the configs have different dtypes, but the stored types and values are the same"
+        yield "the configs have different dtypes, but the stored types are the same"
 
 
 def _dtypes(checkpoint: Checkpoint) -> set[str]:

@@ -29,7 +29,7 @@ COSMETIC = frozenset({"transformers_version", "_name_or_path", "_commit_hash", "
 """Keys about the origin of the config, which no computation uses."""
 
 DTYPES = frozenset({"dtype", "torch_dtype"})
-"""Both names of the dtype. With equal stored types they decide only the precision of the computation."""
+"""Both names of the dtype in which transformers 5 loads and computes. Without it, the stored types decide."""
 
 _ABSENT = object()
 
@@ -39,7 +39,12 @@ def compare_configs(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[r
     values_a, values_b = dict(_flat(_one_spelling(a), "")), dict(_flat(_one_spelling(b), ""))
     return tuple(
         results.ConfigDifference(
-            path, values_a.get(path), values_b.get(path), path in values_a, path in values_b, _weight(path)
+            path,
+            values_a.get(path),
+            values_b.get(path),
+            path in values_a,
+            path in values_b,
+            _weight(path, both=path in values_a and path in values_b),
         )
         for path in sorted(values_a.keys() | values_b.keys())
         if not _same(values_a.get(path, _ABSENT), values_b.get(path, _ABSENT))
@@ -77,9 +82,9 @@ def _same(value_a: object, value_b: object) -> bool:
     return type(value_a) is type(value_b) and (value_a == value_b or (value_a != value_a and value_b != value_b))
 
 
-def _weight(path: str) -> results.Weight:
+def _weight(path: str, *, both: bool) -> results.Weight:
     key = path.rpartition(".")[2]
-    if key in COSMETIC or key in DTYPES:
+    if key in COSMETIC or (key in DTYPES and not both):
         return results.Weight.COSMETIC
     return results.Weight.TENSORS if key in (FLAG, DERIVED_KEY) else results.Weight.FUNCTION
 

@@ -87,9 +87,24 @@ def _read_by_cast(folder: Path) -> Path:
     return saved(graph, folder)
 
 
+def _of_training(*keys: str) -> Build:
+    """A torch file of the name that transformers reads, with a tied Llama below each key."""
+
+    def build(folder: Path) -> Path:
+        save(folder, ties.TIED, llama())
+        (folder / "model.safetensors").unlink()
+        state = {name: torch.from_numpy(array) for name, array in llama().items()}
+        torch.save({"epoch": 3, **dict.fromkeys(keys, state)}, folder / "pytorch_model.bin")
+        return folder
+
+    return build
+
+
 HEAD_TOKENS = {"base_model.model.lm_head.token_adapter.trainable_tokens_delta": matrix(1)}
 BUILT: dict[str, Build] = {
     "TIE012 Mistral's own format": _mistral,
+    "STO005 a training checkpoint": _of_training("state_dict"),
+    "STO005 two models": _of_training("model", "ema"),
     "IDX009 equal": _beside(llama()),
     "IDX009 a copy and a buffer more": _beside({**llama(head=matrix()), "model.rotary_emb.inv_freq": vector(2)}),
     "IDX009 another embedding": _beside({**llama(), EMBED: matrix(seed=1)}),
