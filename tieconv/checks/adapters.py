@@ -83,7 +83,7 @@ def replaces_tied(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Notes a PEFT adapter whose `modules_to_save` contain the embedding or the head of a base model. The base model ties
-    them, or tieconv cannot read it.
+    them, or tieconv cannot read it. PEFT's `save_embedding_layers` stores copies that stay one parameter: no note.
 
     ## Why it matters
     The copy was trained separately, so the merged model is untied. peft 0.21 sets the flag to false when it merges. Another
@@ -102,7 +102,8 @@ def replaces_tied(inspection: Inspection) -> Iterator[Finding]:
     adapter = inspection.checkpoint.adapter
     if adapter is None or adapter.tied:
         return
-    modules = in_pair(replaced(inspection), inspection.base)
+    saved = {_leaf(module) for module in adapter.saved}
+    modules = [module for module in in_pair(replaced(inspection), inspection.base) if _leaf(module) in saved]
     if modules:
         which = "its base model ties it" if inspection.base else "its base model, which was not read, may tie it"
         which = which if len(modules) == 1 else f"{which.removesuffix('it')}them"
@@ -271,12 +272,13 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
     level, head = None, inspection.base.head.output_head if inspection.base else None
     # PEFT keeps both sides equal with `ensure_weight_tying`, and if both have the rows.
     leaf = _leaf(head.name.removesuffix(".weight")) if head and not adapter.tied else None
-    if tied_pair(inspection.base) is not None and {_leaf(module) for module, _ in adapter.token_rows} == {leaf}:
+    trained = {_leaf(module) for module, _ in adapter.token_rows}
+    if tied_pair(inspection.base) is not None and trained == {leaf}:
         effect, level = "The base model is tied, so a merge changes these rows of the embedding too.", Level.ERROR
     elif tied_pair(inspection.base) is not None:
         effect = "The base model is tied, so a merge changes the same rows of the head."
     elif inspection.base is not None and inspection.base.config.known and not _is_unread(inspection.base):
-        effect = "The base model is untied, so a merge leaves the head as it is."
+        effect = f"The base model is untied, so a merge {'changes these rows alone' if leaf in trained else 'leaves the head as it is'}."
     else:
         effect = "If the base model is tied, a merge changes the same rows of the head."
     yield replaced_tokens.finding(

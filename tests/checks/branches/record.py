@@ -15,7 +15,7 @@ from tests.checks import test_levels
 from tests.checks.branches import ties
 from tests.checks.fixtures import asked, builder
 from tests.checks.fixtures.graphs import saved
-from tests.checks.fixtures.model import EMBED, KIMI, Tensors, flagged, llama, matrix, save, vector, weights
+from tests.checks.fixtures.model import EMBED, HEAD, KIMI, Tensors, flagged, llama, matrix, save, vector, weights
 from tests.checks.fixtures.more import base_of, save_adapter
 from tests.inspection.quantised.stored_models import MLX_SIZES, equal, mlx, model
 from tieconv.checks import RULES
@@ -101,6 +101,7 @@ def _of_training(*keys: str) -> Build:
 
 
 HEAD_TOKENS = {"base_model.model.lm_head.token_adapter.trainable_tokens_delta": matrix(1)}
+COPIES = {f"base_model.model.{name}": matrix() for name in (HEAD, EMBED)}
 BUILT: dict[str, Build] = {
     "TIE012 Mistral's own format": _mistral,
     "STO005 a training checkpoint": _of_training("state_dict"),
@@ -119,6 +120,10 @@ BUILT: dict[str, Build] = {
     "PEF005 rows of the head of a tied model": lambda folder: save_adapter(
         folder, HEAD_TOKENS, base_of(folder), trainable_token_indices={"lm_head": [3]}
     ),
+    "PEF005 rows of the head of an untied model": lambda folder: save_adapter(
+        folder, HEAD_TOKENS, base_of(folder, tied=False), trainable_token_indices={"lm_head": [3]}
+    ),
+    "PEF002 copies that save_embedding_layers stores": lambda folder: save_adapter(folder, COPIES, base_of(folder)),
     "ONX001 an old opset": _old(opset=10),
     "ONX001 an old IR": _old(ir_version=3),
     "ONX001 a Cast reads the head": _read_by_cast,
