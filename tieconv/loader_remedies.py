@@ -10,10 +10,10 @@ from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.relation.proved import Identical
 from tieconv.checkpoint.tie_group import BiasState, Member
 from tieconv.checkpoint.write_plan import Plan
-from tieconv.checks import evidence, remedies
+from tieconv.checks import evidence, loader_rules, remedies
 from tieconv.errors import RefusedError
 from tieconv.inspection.ties import consistent
-from tieconv.loaders import predict
+from tieconv.loaders import llama_cpp, predict, transformers5
 from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Parameter
@@ -29,6 +29,8 @@ _DROPS = ("retie", "dedup")
 _FAULTS = (Outcome.ERROR, Outcome.RANDOM, Outcome.DISCARDED)
 _RELAYED = {"CON001": Outcome.RANDOM, "CON002": Outcome.DISCARDED, "CON003": Outcome.ERROR, "CON004": None}
 """The rules that relay predictions, with the outcome that they report; ``None``: a head bias that is not used."""
+_OF_GGUF = frozenset({"TIE003", "TIE006", "STO006", "STO007"})
+"""The rules that report a GGUF file that llama.cpp refuses."""
 
 
 def helpful(inspection: Inspection, chosen: Iterable[Consumer], findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -44,10 +46,24 @@ def helpful(inspection: Inspection, chosen: Iterable[Consumer], findings: tuple[
     judged = (
         trial.relayed(finding)
         if finding.rule in _RELAYED and finding.level is not Level.NOTE
-        else _spared(finding, needing)
+        else trial.useful(_spared(finding, needing))
         for finding in findings
     )
     return tuple(sorted(judged, key=lambda finding: list(Level).index(finding.level)))
+
+
+def with_refusal(inspection: Inspection, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return ``findings`` with the reason why the loader of the first line refuses the model, if no rule reports it.
+
+    That is llama.cpp for a GGUF file, and transformers 5 for a class that it cannot build.
+    """
+    first = llama_cpp.load if inspection.checkpoint.format == "gguf" else transformers5.load
+    chosen = tuple(each for each in CONSUMERS if each.load is first)
+    asked = replace(inspection, consumers=predict(inspection, chosen))
+    if any(finding.rule in _OF_GGUF for finding in findings):
+        return findings
+    refused = tuple(loader_rules.loader_refuses.find(asked))
+    return helpful(asked, chosen, (*findings, *refused)) if refused else findings
 
 
 def _spared(finding: Finding, needing: list[Prediction]) -> Finding:
@@ -116,6 +132,14 @@ class _Trial:
             finding, remedy=replace(best, action=None) if traded else best, message=_with_sentence(finding, says)
         )
 
+    def useful(self, finding: Finding) -> Finding:
+        """Return the finding without its command if llama.cpp, the only loader of a GGUF file, fails after it too."""
+        if self.inspection.checkpoint.format != "gguf" or finding.remedy is None or finding.remedy.action is None:
+            return finding
+        tried = self._after(finding.remedy)
+        fails = tried is not None and all(entry.outcome is Outcome.ERROR for entry in tried[1])
+        return replace(finding, remedy=None) if fails else finding
+
     def _candidates(self, rule: str) -> Iterator[Remedy]:
         inspection = self.inspection
         unify = remedies.bias(inspection, "unify", safe=False)
@@ -135,7 +159,9 @@ class _Trial:
         """Return that none of the planned commands helps, if every command that a finding names was planned."""
         unread = any(member.state is State.UNREAD for tie in self.inspection.ties for member in tie.members)
         known = all((action.verb, action.options) in self.tried for action in self.others)
-        return "tieconv found no command that helps." if known and not unread else ""
+        read_only = self.inspection.checkpoint.read_only
+        instead = f" {read_only[:1].upper()}{read_only[1:]}." if read_only else ""
+        return f"tieconv found no command that helps.{instead}" if known and not unread else ""
 
     def _after(self, remedy: Remedy) -> tuple[Plan, tuple[Prediction, ...]] | None:
         """Return the plan of a command and the predictions after it; ``None`` if it is refused or changes nothing."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree
+from tieconv.architectures.effective_flag import cannot_build, predicted_tokens, sizes_disagree
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
@@ -84,10 +84,11 @@ def inspected(
     evidence = _with_base(
         inspect_checkpoint(checkpoint, tensor_reader(checkpoint, files), depth, embed=embed, head=head), base
     )
+    refused = cannot_build(evidence)
     if checkpoint.format == "gguf":
-        from tieconv.loaders.llama_cpp import with_headline  # few models are GGUF files
+        from tieconv.loaders import llama_cpp  # few models are GGUF files
 
-        evidence = with_headline(evidence)
+        evidence, refused = llama_cpp.with_headline(evidence), llama_cpp.refusal_of_gguf(evidence) is not None
     if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:
@@ -95,10 +96,10 @@ def inspected(
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
     findings = () if accept else run_checks(evidence)
-    if evidence.consumers and findings:
-        from tieconv.loader_remedies import helpful  # imports the planners
+    if (evidence.consumers and findings) or (refused and not accept and not chosen):
+        from tieconv.loader_remedies import helpful, with_refusal  # imports the planners
 
-        findings = helpful(evidence, chosen, findings)
+        findings = helpful(evidence, chosen, findings) if chosen else with_refusal(evidence, findings)
     return replace(evidence, fetched=fetched_so_far(files), findings=findings)
 
 

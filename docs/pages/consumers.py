@@ -37,9 +37,14 @@ INTRO = """\
 
 The outcome is about embedding, head and head bias. safetensors, mlx-lm, llama.cpp and vLLM also fail for a
 [missing layer](rules.md#sto006-missing-layer) and for a surplus one. For llama.cpp 53 classes were run, for vLLM 50.
-`python -m tests.oracles.layer_faults` runs them again, and `gguf_faults` loads faulty GGUF files of 81 classes. vLLM
+`python -m tests.oracles.layer_faults` runs them again, and `gguf_faults` loads faulty GGUF files of 80 classes. vLLM
 0.32 looks for norms alone: without a single matrix it runs, with uninitialised memory. What the others do was not
 compared: some fail, and some leave the layer random. Their rows end with the rule to read.
+
+For a GGUF file the row of llama.cpp says `error` if its metadata contradicts the tensors. Examples are another number
+of tokens than `token_embd.weight` has rows, a missing key, or a key of another type. It does so for the 56
+architectures of which libllama refused such files. `check` reports it without `--for`
+([CON003](rules.md#con003-loader-refuses)).
 
 The value of `--for` is a list of loaders with commas. A name alone selects every known version. `>=`, `<=`, `==`, `<`
 and `>` select by version. The selection is the union of the parts, and `all` selects every loader.

@@ -103,6 +103,7 @@ def test_a_tie_that_transformers_5_cannot_build_is_an_error(tmp_path: Path) -> N
     found = pairs.predictions(inspection)
     assert (found["5.x"][0], found["4.57"][0]) == ("error", "unknown")
     assert inspection.config.effect.startswith("Not loaded: transformers 5 cannot build")
+    assert [(finding.rule, finding.level) for finding in inspection.findings] == [("CON003", "error")]
 
 
 @pytest.mark.parametrize(

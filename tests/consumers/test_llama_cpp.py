@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import tieconv as api
-from fixtures.gguf_bytes import F32, gguf
+from fixtures.gguf_bytes import ARCHITECTURE, F32, accepted, gguf
 from tests.checks.fixtures.model import Config, Tensors, flagged, llama, matrix, save, save_shards, vector, with_row
 from tieconv.loaders import release_tables
 
@@ -212,6 +213,7 @@ GGUF_FAULTS = {
     ),
     "a layer of an unknown architecture": ("nobody", [EMBED, *BLOCKS[:8]], {}, "unknown", ""),
     "a layer that may be empty": ("deci", [EMBED, *BLOCKS[:8]], {}, "tied", ""),
+    "layers that run in cycles": ("hrm_text", [EMBED, *BLOCKS], {"hrm_text.block_count": 12}, "tied", ""),
     "several tokens": ("llama", [EMBED, *BLOCKS[:8]], {"llama.nextn_predict_layers": 1}, "tied", ""),
     "a decoder": (
         "t5",
@@ -231,20 +233,99 @@ GGUF_FAULTS = {
 def test_what_a_gguf_file_lacks(name: str, tmp_path: Path) -> None:
     """As libllama of 0.3.36 loads such files of 81 classes: `tests.oracles.gguf_faults`."""
     architecture, names, more, outcome, message = GGUF_FAULTS[name]
-    metadata = {"general.architecture": architecture, f"{architecture}.block_count": 3, **more}
+    metadata, beside = accepted(architecture, 8, 3)
     path = tmp_path / "model.gguf"
-    shapes = {name: (8,) if name.endswith(".bias") else (8, 32) for name in names}
-    path.write_bytes(gguf([(name, shape, F32, matrix(*shape).tobytes()) for name, shape in shapes.items()], metadata))
+    shapes = {name: (8,) if name.endswith(("norm.weight", "bias")) else (8, 8) for name in [*names, *beside]}
+    tensors = [(name, shape, F32, np.ones(shape, "<f4").tobytes()) for name, shape in shapes.items()]
+    path.write_bytes(gguf(tensors, metadata | more))
     result = api.inspect(path, consumers="llama.cpp")
     assert [row.outcome for row in result.consumers] == [outcome]
     seen = [f"{finding.rule} {finding.message}" for finding in result.findings if finding.rule[:3] != "CON"]
     assert len(seen) == bool(message) and seen[:1] == [text for text in seen if text.startswith(message)]
+    errors = [finding for finding in api.inspect(path).findings if finding.level == "error"]
+    assert bool(errors) == (outcome == "error")  # nobody has to ask for llama.cpp
     assert "transformers" not in " ".join(seen)
     unread = "tieconv has not read what llama.cpp asks of the architecture nobody"
     none = "the file has neither the embedding nor the layers of a language model"
     assert outcome != "unknown" or result.consumers[0].detail == (unread if architecture == "nobody" else none)
     start = {"error": f"Not loaded: {result.consumers[0].detail}.", "tied": "Tied"}
     assert str(result.config.effect).startswith(start.get(outcome, ("No", "Un")))
+
+
+MODEL, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
+HIDDEN, EPSILON = "llama.embedding_length", "llama.attention.layer_norm_rms_epsilon"
+ARRAY = struct.pack("<IQ3I", 4, 3, 3, 3, 3)
+CONTRADICTIONS: dict[str, tuple[str, list[str], dict[str, object], str]] = {
+    "a head count": ("llama", [], {"llama.attention.head_count": 3}, "asks for 6 (attention.head_count *"),
+    "a head count for each layer": ("llama", [], {"llama.attention.head_count": b"\t\0\0\0" + ARRAY}, ""),
+    "a width": ("llama", [], {HIDDEN: 16}, "token_embd.weight has the shape [8, 8], and the metadata asks for 16 (emb"),
+    "an inner width": ("llama", [], {"llama.feed_forward_length": 9}, "ffn_down.weight has the shape"),
+    "more tokens": ("llama", [], {"llama.vocab_size": 9}, "the metadata asks for 9 (tokens)"),
+    "no tokens": ("llama", [], {"llama.vocab_size": None}, "the metadata asks for 0 (tokens)"),
+    "a list of tokens": ("llama", [], {MODEL: "llama", TOKENS: ["a"] * 8, "llama.vocab_size": 9}, ""),
+    "a longer list of tokens": ("llama", [], {MODEL: "llama", TOKENS: ["a"] * 9}, "the metadata asks for 9 (tokens)"),
+    "no list of tokens": ("llama", [], {MODEL: "llama"}, f"llama.cpp needs {TOKENS} in the metadata"),
+    "no tokenizer": ("llama", [], {MODEL: None}, f"llama.cpp needs {MODEL} and {TOKENS} in the metadata"),
+    "no context": ("llama", [], {"llama.context_length": None}, "llama.cpp needs llama.context_length in the metadata"),
+    "no epsilon": ("llama", [], {EPSILON: None}, f"llama.cpp needs {EPSILON} in the metadata"),
+    "no number of layers": ("llama", [], {"llama.block_count": None}, "llama.cpp needs llama.block_count in the"),
+    "layers in words": (
+        "llama",
+        [],
+        {"llama.block_count": "3"},
+        "llama.block_count of the type u32, and the file has str",
+    ),
+    "layers in 16 bits": ("llama", [], {"llama.block_count": b"\2\0\0\0\3\0"}, "the type u32, and the file has u16"),
+    "no last norm": (
+        "llama",
+        ["output_norm.weight"],
+        {},
+        "llama.cpp needs output_norm.weight of the architecture llama",
+    ),
+    "another architecture": (ARCHITECTURE, [], {}, ""),
+}
+"""The architecture, tensors without one, keys with other values, and why libllama of 0.3.36 does not load the file."""
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_metadata_that_contradicts_the_tensors(name: str, tmp_path: Path) -> None:
+    """`tests.oracles.gguf_faults` loads such files of each class. `check` fails without `--for`, and offers nothing."""
+    architecture, dropped, more, reason = CONTRADICTIONS[name]
+    metadata, beside = accepted(architecture, 8, 3)
+    shapes = {name: (8,) if "norm" in name else (8, 8) for name in [EMBED, OUTPUT, *BLOCKS, *beside]}
+    tensors = [(name, shape, F32, np.ones(shape, "<f4").tobytes()) for name, shape in shapes.items()]
+    path = tmp_path / "model.gguf"
+    kept = {key: value for key, value in (metadata | more).items() if value is not None}
+    path.write_bytes(gguf([tensor for tensor in tensors if tensor[0] not in dropped], kept))
+    result = api.inspect(path, consumers="llama.cpp")
+    assert [row.outcome for row in result.consumers] == ["error" if reason else "untied"]
+    errors = [finding for finding in api.inspect(path).findings if finding.level == "error"]
+    assert [finding.rule for finding in errors] == ["CON003"] * bool(reason)
+    assert all(reason in finding.message and "convert it to GGUF again" in finding.message for finding in errors)
+    assert not errors or all(finding.remedy is None for finding in api.inspect(path).findings)
+    assert str(result.config.effect).startswith("Not loaded" if reason else "Untied")
+
+
+@pytest.mark.parametrize("name", ["my.tensor", "blk.0.my.weight", "blk.0.attn_q.weight.my"])
+def test_a_tensor_that_llama_cpp_does_not_know(name: str, tmp_path: Path) -> None:
+    """libllama counts the tensors that it uses."""
+    metadata, beside = accepted("llama", 8, 1)
+    tensors = [(name, (8,), F32, bytes(32)) for name in [*beside, name]]
+    (tmp_path / "model.gguf").write_bytes(gguf([(EMBED, (8, 8), F32, bytes(256)), *tensors], metadata))
+    (finding,) = api.inspect(tmp_path / "model.gguf").findings
+    assert f"llama.cpp does not use {name}, and refuses unused tensors" in finding.message
+
+
+@pytest.mark.parametrize(("alignment", "padding", "refused"), [(8, 1, True), (8, 17, False), (64, 1, False)])
+def test_tensors_that_start_at_another_multiple(alignment: int, padding: int, refused: bool, tmp_path: Path) -> None:
+    """libllama's memory starts at multiples of 32 bytes. These files lack the layer, so it loads none of them."""
+    metadata, beside = accepted("llama", 8, 1)
+    tensors = [(EMBED, (8, 8), F32, bytes(256)), *((name, (8,), F32, bytes(32)) for name in beside)]
+    written = {**metadata, "general.alignment": alignment, "padding": "x" * padding}
+    (tmp_path / "model.gguf").write_bytes(gguf(tensors, written, alignment=alignment))
+    result = api.inspect(tmp_path / "model.gguf")
+    assert (result.checkpoint.files[0].data_start % 32 != 0) is refused
+    assert ["multiple of 32 bytes" in finding.message for finding in result.findings] == [True] * refused
 
 
 @pytest.mark.parametrize(("architecture", "reported"), [("phi2", True), ("llama", False), ("nobody", False)])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tieconv as api
+from fixtures.gguf_bytes import ARCHITECTURE as TIES
 from fixtures.gguf_bytes import F32, Q4_0, Q4_K, Tensor, entry, gguf, info, text
 from tests.refusals import failure_of
 from tests.schemas import validate
@@ -119,7 +120,7 @@ def test_tied_exactly_where_the_head_is_absent(
     assert tie is not None
     assert (tie.declared, tie.consistent, tie.members[1].state) == (tied, True, state)
     assert inspection.config.effective is tied
-    assert inspection.config.model_type == "llama"
+    assert inspection.config.model_type == TIES
     assert [finding.rule for finding in inspection.findings] == rules
     validate(inspection.to_dict(), "inspect")
 
@@ -162,6 +163,18 @@ def test_parts_are_read_together(tmp_path: Path) -> None:
         inspection = api.inspect(path)
         assert set(inspection.checkpoint.tensors) == {EMBED[0], HEAD[0]}
         assert inspection.config.effective is False
+
+
+def test_a_first_part_without_tensors(tmp_path: Path) -> None:
+    """`llama-gguf-split --no-tensor-first-split` writes one. The metadata is in it, also the types and lengths."""
+    entries = {"general.architecture": TIES, "count": 3, "scale": 0.5, "on": True, "names": ["a", "b"]}
+    first = write(tmp_path, gguf([], entries), "m-00001-of-00002.gguf")
+    write(tmp_path, gguf([EMBED], {"split.no": 1}), "m-00002-of-00002.gguf")
+    result = api.inspect(first)
+    assert (result.config.verdict, result.findings) == ("tied", ())
+    header = result.checkpoint.files[0].gguf
+    assert header is not None and header.lengths == {"names": 2}
+    assert list(header.types.values()) == ["str", "u32", "f32", "bool", "array"]
 
 
 def test_missing_part_and_repeated_tensor(tmp_path: Path) -> None:
@@ -383,8 +396,8 @@ def test_the_architecture_decides(architecture: str, rule: str | None, retie: st
 @pytest.mark.parametrize(
     ("architecture", "tensors", "outcome", "words"),
     [
-        ("llama", [EMBED], "tied", "token_embd.weight for both"),
-        ("llama", [EMBED, COPY], "untied", "two parameters"),
+        (TIES, [EMBED], "tied", "token_embd.weight for both"),
+        (TIES, [EMBED, COPY], "untied", "two parameters"),
         ("gptneox", [EMBED], "error", "needs output.weight"),
         ("gemma", [EMBED, COPY], "error", "does not use output.weight"),
         ("a new one", [EMBED], "unknown", "has not read what llama.cpp asks"),

@@ -209,6 +209,29 @@ def test_a_dequantised_head_is_named(tmp_path: Path, turned: bool) -> None:
     assert api.inspect(path).head.input_embedding is not None
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_equal_codes_of_embedding_and_head(equal: bool, tmp_path: Path) -> None:
+    """The first line says what was compared, and the finding has the command that drops one of them."""
+    codes = np.random.default_rng(0).integers(-9, 9, (V, H), np.int8)
+    nodes = [
+        op("Gather", "embed input_ids", "picked"),
+        op("DequantizeLinear", "picked scale", "x"),
+        op("DequantizeLinear", "head scale", "w"),
+        op("MatMul", "x w", "logits"),
+    ]
+    head = codes.T.copy() + np.int8(not equal)
+    tensors = {"embed": codes, "head": head, "scale": np.array(0.1, "f4")}
+    path = save(model(nodes, [token_ids()], [value("logits", ["b", "s", V])], tensors, opset=18), tmp_path / "m.onnx")
+    result = api.inspect(path)
+    only = "Not known: tieconv compared only the codes of head and embedding, which are equal."
+    assert result.config.why == (only if equal else "Not known: tieconv does not compare I8 values with codes.")
+    assert [finding.rule for finding in result.findings] == ["ONX001"] * equal
+    if equal:
+        api.plan_graph_dedup(path).execute(tmp_path / "out.onnx")
+        after = api.inspect(tmp_path / "out.onnx")
+        assert (after.config.why, after.findings) == (only, ())
+
+
 def test_dequantised_matrices_are_read_behind_a_gather_and_a_transpose(tmp_path: Path) -> None:
     """The values that the graph computes with, and whether it looks them up or multiplies by them."""
     codes = np.random.default_rng(0).integers(-9, 9, (V, H), np.int8)

@@ -16,6 +16,7 @@ import pytest
 
 import tieconv
 import tieconv as api
+from fixtures.gguf_bytes import ARCHITECTURE
 from tests.inspection.quantised.stored_models import compressed, config, save, tables, tensor, under
 from tests.inspection.quantised.test_formulas import packed
 from tieconv.checkpoint.quantised_matrix import PairState
@@ -53,7 +54,7 @@ STATES = {
 
 def write(path: Path, types: dict[str, str]) -> Path:
     gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), ARCHITECTURE)
     writer.add_embedding_length(WIDTH)
     for name, kind in types.items():
         of_kind = gguf.GGMLQuantizationType[kind]

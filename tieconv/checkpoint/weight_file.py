@@ -105,13 +105,16 @@ class GgufHeader:
     """What the header of a GGUF file has besides its tensors.
 
     ``version`` is the file's format version. ``keys`` counts the metadata entries in the bytes ``entries``. Each tensor
-    starts at a multiple of ``alignment`` bytes after the header.
+    starts at a multiple of ``alignment`` bytes after the header. ``types`` maps keys to their types, such as ``u32``
+    or ``array``, and ``lengths`` the keys of arrays to their lengths.
     """
 
     version: int
     keys: int
     entries: ByteRange
     alignment: int
+    types: Mapping[str, str]
+    lengths: Mapping[str, int]
 
 
 FORMATS = ("pt", "tf", "flax", "mlx")

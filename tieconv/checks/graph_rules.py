@@ -154,9 +154,11 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _counts(duplicate: Duplicate, inspection: Inspection) -> bool:
-    """Return whether the removable copies hold enough elements together."""
+    """Return whether the removable copies hold enough elements together. Codes of a head may be fewer."""
     numbers = (len(duplicate.tensors) - 1) * inspection.checkpoint.tensors[duplicate.tensors[0]].elements
-    return duplicate.kind in _WORDS and numbers >= LARGE
+    quantised = {table.name for table in inspection.quantised.matrices} if inspection.quantised else set()
+    least = LARGE if quantised.isdisjoint(duplicate.tensors) else graph_structure.MIN_ELEMENTS
+    return duplicate.kind in _WORDS and numbers >= least
 
 
 def _others(inspection: Inspection, copies: list[Duplicate], answer: Answer) -> Finding:

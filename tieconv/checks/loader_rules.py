@@ -108,7 +108,12 @@ def loader_refuses(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Reports loaders that will end with an error. They need a name that is not stored, do not know a stored name, or do not
-    read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`).
+    read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`). Without that it reports a
+    class that transformers 5 cannot build.
+
+    For a GGUF file it always predicts llama.cpp, and reports what no other rule does. It looks for the keys that libllama
+    needs, and for tensors that it does not use. It compares the shapes of tensors with the metadata, such as the number of
+    tokens. It does that for 56 architectures, whose faulty files libllama refused.
 
     ## Why it matters
     A release that works in transformers may still fail in your server.

@@ -128,7 +128,7 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     tensors = cursor.counted(MAX_TENSORS, "tensors", least=24)
     keys = cursor.counted(MAX_KEYS, "metadata keys", least=13)
     start = cursor.position
-    metadata = read_metadata(cursor, keys)
+    metadata, types, lengths = read_metadata(cursor, keys)
     entries = ByteRange(name, start, cursor.position)
     names = NameCount()
     infos = []
@@ -147,7 +147,7 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     records = [_record(infos.pop(), data_start, alignment, cursor) for _ in range(tensors)]
     records.sort(key=lambda record: (record.range.start, record.range.end))
     _check_places(records, cursor)
-    header = GgufHeader(version, keys, entries, alignment)
+    header = GgufHeader(version, keys, entries, alignment, types, lengths)
     return WeightFile(name, size, min(data_start, size), tuple(records), metadata, gguf=header)
 
 
@@ -312,25 +312,30 @@ _MOST_ENTRIES = 4_000_000
 """The most strings and lists in all arrays. The largest vocabularies with merges have a quarter of this."""
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "str", "array", "u64", "i64", "f64")
+"""The types of metadata by their numbers, as llama.cpp prints them."""
 
 
-def read_metadata(cursor: HeaderCursor, keys: int) -> dict[str, str]:
-    """Return the scalar entries as text. Raises `UnreadableError`."""
+def read_metadata(cursor: HeaderCursor, keys: int) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
+    """Return the scalar entries as text, the type of every key, and the lengths of arrays. Raises `UnreadableError`."""
     metadata: dict[str, str] = {}
-    seen: set[str] = set()
+    types: dict[str, str] = {}
+    lengths: dict[str, int] = {}
     for _ in range(keys):
         key = cursor.text(MAX_NAME, "metadata key")
         _count_kept(cursor, len(key))
-        if key in seen:
+        if key in types:
             cursor.refuse(f"holds the metadata key {shown(key)} twice", "repeated-key")
-        seen.add(key)
-        value = _value(cursor, cursor.natural("<I"), 0)
-        if value is not None:
+        kind = cursor.natural("<I")
+        if kind == _ARRAY:
+            lengths[key] = _skip_array(cursor, 0)
+        elif (value := _value(cursor, kind)) is not None:
             metadata[key] = value
-    return metadata
+        types[key] = _NAMES[kind]
+    return metadata, types, lengths
 
 
-def _value(cursor: HeaderCursor, kind: int, depth: int) -> str | None:
+def _value(cursor: HeaderCursor, kind: int) -> str | None:
     if kind == _STRING:
         length = cursor.natural("<Q")
         if length > _LONGEST_TEXT:
@@ -338,9 +343,6 @@ def _value(cursor: HeaderCursor, kind: int, depth: int) -> str | None:
             return None
         _count_kept(cursor, length)
         return cursor.take(length).decode("utf-8", errors="replace")
-    if kind == _ARRAY:
-        _skip_array(cursor, depth)
-        return None
     if kind not in _SCALARS:
         cursor.refuse(f"has a metadata value of unknown type {kind}", "value-type")
     value = cursor.take(struct.calcsize(_SCALARS[kind]))
@@ -353,11 +355,12 @@ def _count_kept(cursor: HeaderCursor, length: int) -> None:
         cursor.refuse(f"has metadata keys and strings of more than {_TEXT_IN_ALL:,} bytes", "metadata-size")
 
 
-def _skip_array(cursor: HeaderCursor, depth: int) -> None:
+def _skip_array(cursor: HeaderCursor, depth: int) -> int:
+    """Skip an array, and return its length."""
     kind, length = cursor.natural("<I"), cursor.natural("<Q")
     if kind in _SCALARS:
         cursor.skip(length * struct.calcsize(_SCALARS[kind]))
-        return
+        return length
     if kind not in (_STRING, _ARRAY) or depth >= MAX_DEPTH:
         cursor.refuse(f"has a metadata array of unknown type {kind}", "value-type")
     cursor.entries += length
@@ -368,6 +371,7 @@ def _skip_array(cursor: HeaderCursor, depth: int) -> None:
             cursor.skip(cursor.natural("<Q"))
         else:
             _skip_array(cursor, depth + 1)
+    return length
 
 
 # The element types of ggml by their numbers. Source: gguf 0.19.

@@ -3,12 +3,12 @@
 An architecture `ties`: it uses the embedding as the head if ``output.weight`` is absent. Other architectures `need` an
 output, or always use the `embedding`. The converter's class writes a stored head, `drops` it or `refuses` its name.
 Some classes drop it only if the tie flag is true, or if it equals the embedding. libllama refuses a tensor that it does
-not use, and a table without one row for each token.
+not use, and a table without one row for each token. It also refuses metadata that lacks a key or asks for other shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -72,22 +72,20 @@ def _gguf(inspection: Inspection) -> Loaded:
         sentence = f"tieconv has not read what llama.cpp asks of the architecture {shown(architecture)}"
         return stopped(_LOADER, unknown(sentence))
     model = evidence.PairModel(_LOADER, inspection, pair, has_bias=True)
-    error = _pair_error(inspection, pair)
-    if error is not None:
-        return stopped(_LOADER, Refusal(Cause.NAMES, error))
-    key = f"{architecture}.block_count"
-    number = (inspection.checkpoint.files[0].metadata or {}).get(key, "1")
-    if not (number.isascii() and number.isdigit() and 0 < int(number[:_DIGITS]) <= _MOST_LAYERS):
-        sentence = f"llama.cpp needs a number of layers in {shown(key)}, at most {_MOST_LAYERS}"
-        return stopped(_LOADER, Refusal(Cause.METADATA, sentence))
-    layers = next(evidence.layers_refused(inspection, pair), None)
-    if layers is not None:
-        return stopped(_LOADER, layers)
+    refusal = next(_of_file(inspection, pair), None)
+    if refusal is not None:
+        return stopped(_LOADER, refusal)
     return model.untied() if pair.has_head else model.tied(pair.embedding, remark=_SHARES)
 
 
-_MOST_LAYERS, _DIGITS = 512, 4
-"""`LLAMA_MAX_LAYERS`, and the digits of a number that show whether it is larger."""
+def _of_file(inspection: Inspection, pair: evidence.Pair) -> Iterator[Refusal]:
+    """Yield why libllama does not load a GGUF file of a known architecture."""
+    error = _pair_error(inspection, pair)
+    if error is not None:
+        yield Refusal(Cause.NAMES, error)
+    yield from _metadata_refused(inspection)
+    yield from evidence.layers_refused(inspection, pair)
+    yield from _tensors_refused(inspection)
 
 
 def _pair_error(inspection: Inspection, pair: evidence.Pair) -> str | None:
@@ -103,15 +101,123 @@ def _pair_error(inspection: Inspection, pair: evidence.Pair) -> str | None:
     return load_error(architecture, pair.head, stored=pair.has_head)
 
 
+_MOST_LAYERS, _DIGITS, _ALIGNMENT = 512, 4, 32
+"""`LLAMA_MAX_LAYERS`, the digits of a number that show whether it is larger, and `TENSOR_ALIGNMENT` in bytes."""
+_COUNTS = (
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+)
+"""Keys that may be absent, and that libllama reads for every architecture. Their type is u32."""
+_TOKENIZER, _TOKENS, _NO_TOKENIZER = "tokenizer.ggml.model", "tokenizer.ggml.tokens", ("none", "no_vocab")
+
+
+def _metadata_refused(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield what libllama says of keys that are absent or have another type, and of the start of the tensors.
+
+    It is known for the architectures of which such files were loaded (`tests.oracles.gguf_faults`).
+    """
+    file, architecture = inspection.checkpoint.files[0], inspection.family.architecture
+    metadata, types = file.metadata or {}, file.gguf.types if file.gguf else {}
+    starts = [part.tensors[0].range.start for part in inspection.checkpoint.files if part.tensors]
+    if any(start % _ALIGNMENT for start in starts):
+        yield Refusal(Cause.METADATA, f"llama.cpp needs tensors that start at a multiple of {_ALIGNMENT} bytes")
+    needs = _asked_of("needed keys", architecture)
+    keys = [f"{architecture}.{name}" for name in needs]
+    if needs:
+        keys += [_TOKENIZER] if metadata.get(_TOKENIZER) in _NO_TOKENIZER else [_TOKENIZER, _TOKENS]
+    if absent := [key for key in keys if key not in types]:
+        yield Refusal(Cause.METADATA, f"llama.cpp needs {in_words(absent)} in the metadata")
+    for name, kind in {**dict.fromkeys(_COUNTS if needs else (), "u32"), **needs}.items():
+        stored = types.get(f"{architecture}.{name}", kind)
+        if stored != kind and (name in needs or stored != "array"):  # a count may be one for each layer
+            key = shown(f"{architecture}.{name}")
+            yield Refusal(Cause.METADATA, f"llama.cpp needs {key} of the type {kind}, and the file has {stored}")
+    key = f"{architecture}.block_count"
+    number = metadata.get(key, "1")
+    if not (number.isascii() and number.isdigit() and 0 < int(number[:_DIGITS]) <= _MOST_LAYERS):
+        sentence = f"llama.cpp needs a number of layers in {shown(key)}, at most {_MOST_LAYERS}"
+        yield Refusal(Cause.METADATA, sentence)
+
+
+def _asked_of(table: str, architecture: str) -> Mapping[str, Any]:
+    """Return what libllama asks of the files of an architecture; empty if no faulty file of it was loaded."""
+    asked: Mapping[str, Any] = release_tables.by_type(_RELEASE, "files").get(architecture, {}).get(table, {})
+    return asked
+
+
+def _tensors_refused(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield what libllama says of tensors that are absent, that it does not know, or whose shapes differ."""
+    architecture, tensors = inspection.family.architecture, inspection.checkpoint.tensors
+    shapes, numbers = _asked_of("shapes", architecture), _numbers(inspection)
+    if absent := [name for name in _asked_of("needed tensors", architecture) if name not in tensors]:
+        yield Refusal(Cause.NAMES, f"llama.cpp needs {in_words(absent)} of the architecture {shown(architecture)}")
+    known = release_tables.names(_RELEASE, "tensor names")
+    for name, tensor in tensors.items() if _asked_of("needed keys", architecture) else ():
+        pattern = ".".join("0" if part.isdigit() else part for part in name.split("."))
+        if pattern not in known and pattern.rpartition(".")[0] not in known:
+            yield Refusal(Cause.NAMES, f"llama.cpp does not use {shown(name)}, and refuses unused tensors", (name,))
+        sides = shapes.get(pattern.replace("blk.0.", "", 1), ())
+        for side, length in zip(sides, tensor.shape, strict=False) if len(sides) == len(tensor.shape) else ():
+            asked = _product(side, numbers)
+            if asked not in (None, length):
+                sentence = (
+                    f"{shown(name)} has the shape {list(tensor.shape)}, and the metadata asks for {asked} ({side})"
+                )
+                yield Refusal(Cause.SHAPES, sentence, (name,))
+
+
+def _product(side: str, numbers: Mapping[str, int | None]) -> int | None:
+    """Return the length of a side such as ``2 * feed_forward_length``; ``None`` if layers differ in it."""
+    product = 1
+    for key in side.split(" * "):
+        factor = int(key) if key.isdigit() else numbers[key]
+        if factor is None:
+            return None
+        product *= factor
+    return product
+
+
+def _numbers(inspection: Inspection) -> Mapping[str, int | None]:
+    """Return the numbers from which libllama computes shapes; ``None`` for one that may differ between layers."""
+    file, architecture = inspection.checkpoint.files[0], inspection.family.architecture
+    metadata, header = file.metadata or {}, file.gguf
+
+    def number(key: str, default: int | None = 0) -> int | None:
+        text = metadata.get(f"{architecture}.{key}")
+        several = header is None or f"{architecture}.{key}" in header.lengths
+        return None if several else int(text) if text is not None and text.isdigit() else default
+
+    heads, width = number("attention.head_count"), number("embedding_length")
+    size = width // heads if heads and width is not None else heads
+    if f"{architecture}.attention.key_length_swa" in metadata:  # the layers have two sizes
+        heads = None
+    listed = header.lengths.get(_TOKENS) if header else None
+    return {
+        "tokens": number("vocab_size") if metadata.get(_TOKENIZER) in _NO_TOKENIZER else listed,
+        "embedding_length": width,
+        "feed_forward_length": number("feed_forward_length"),
+        "attention.head_count": heads,
+        "attention.head_count_kv": number("attention.head_count_kv", heads),
+        "attention.key_length": number("attention.key_length", size),
+        "attention.value_length": number("attention.value_length", size),
+    }
+
+
+def refusal_of_gguf(inspection: Inspection) -> Refusal | None:
+    """Return why llama.cpp does not load a GGUF file, or why that is not known."""
+    return None if evidence.head_pair(inspection) is None else next(iter(_gguf(inspection).refusals), None)
+
+
 def with_headline(inspection: Inspection) -> Inspection:
     """Return the evidence about a GGUF file with the reason why llama.cpp fails, or is not known, as first sentence."""
-    if evidence.head_pair(inspection) is None:
-        return inspection
-    refusal, config = next(iter(_gguf(inspection).refusals), None), inspection.config
+    refusal = refusal_of_gguf(inspection)
     if refusal is None:
         return inspection
     why = f"{'Unknown' if refusal.cause is Cause.UNKNOWN else 'Not loaded'}: {refusal.sentence}."
-    return replace(inspection, config=replace(config, why=why, effect=why))
+    return replace(inspection, config=replace(inspection.config, why=why, effect=why))
 
 
 def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:

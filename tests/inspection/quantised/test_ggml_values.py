@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures.gguf_bytes import ARCHITECTURE
 from tests.inspection.quantised.stored_models import tables
 from tests.inspection.stored import Memory
 from tieconv import inspect
@@ -59,7 +60,7 @@ def test_any_block(kind: str, seed: int) -> None:
 
 def write(path: Path, tensors: dict[str, tuple[np.ndarray[Any, Any], str]]) -> Path:
     """A GGUF file of quantised and float matrices."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), ARCHITECTURE)
     for name, (array, kind) in tensors.items():
         raw = array if kind == "F32" else gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
         writer.add_tensor(name, raw, raw_dtype=None if kind == "F32" else gguf.GGMLQuantizationType[kind])

@@ -134,6 +134,11 @@ def survey_graphs(inspection: Inspection, reader: ByteReader) -> QuantisedTables
     relation = None
     if len(tables) == 2:
         relation = relate_tables(tables[EMBEDDING], tables[HEAD], tensors, reader, inspection.depth)
+        both = {table.name for table in tables.values()}
+        equal_codes = len(both) == 1 or any(both <= {*each.tensors} for each in inspection.duplicates)
+        if relation.state is PairState.UNREAD and equal_codes:
+            reason = "tieconv compared only the codes of head and embedding, which are equal"
+            relation = PairRelation(PairState.UNREAD, reason)
     return QuantisedTables("", "", tuple(matrices.values()), relation)
 
 
