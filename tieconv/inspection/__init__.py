@@ -63,7 +63,7 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
         not_compared=_not_compared(tensors, view, played, reader, depth),
-        quantisation=declared_quantisation(checkpoint.quantisation_values, family.output_head),
+        quantisation=declared_quantisation(checkpoint.quantisation_values, family),
     )
     inspection = _with_quantised(inspection, reader)
     return replace(inspection, config=replace(config, effect=effect(inspection)))

@@ -433,7 +433,7 @@ def described(inspection: Inspection, plan: write_plan.Plan) -> Inspection:
     tensors, reader = checkpoint.tensors, _NoBytes()
     ties = survey(family, tensors, reader, Depth.HEADER, gated(config, family))
     head = view_head(family, tensors, ties, reader, Depth.HEADER)
-    declared = declared_quantisation(checkpoint.quantisation_values, family.output_head)
+    declared = declared_quantisation(checkpoint.quantisation_values, family)
     read = replace(inspection, checkpoint=checkpoint, family=family, config=config, quantisation=declared)
     return replace(read, ties=ties, head=head, duplicates=())
 

@@ -328,3 +328,14 @@ def test_a_missing_scale(tmp_path: Path) -> None:
     parts = {leaf: part for leaf, part in nvfp4().items() if leaf != "weight_scale_2"}
     head = matrix(tieconv.inspect(described(tmp_path, "NVFP4", [], EMBEDDING | under(HEAD, parts))))
     assert [fault.kind for fault in head.faults] == [FaultKind.NO_SCALES]
+
+
+@pytest.mark.parametrize("listed", ["lm_head", "model.llm.unembed"])
+def test_the_head_is_listed_under_either_name(listed: str, tmp_path: Path) -> None:
+    """Inkling2 stores its head under a name that the class does not have, and its config lists the class's name."""
+    settings = {"quant_method": "fp8", "modules_to_not_convert": [listed]}
+    config = {"architectures": ["Inkling2ForCausalLM"], "model_type": "inkling2_text", "quantization_config": settings}
+    tables = {f"model.llm.{name}.weight": ("F32", np.ones((8, 4), "<f4")) for name in ("embed", "unembed")}
+    inspection = tieconv.inspect(save(tmp_path, {**config, "tie_word_embeddings": False}, tables))
+    assert inspection.quantisation is not None and inspection.quantisation.head.verdict is Verdict.LEFT_OUT
+    assert inspection.config.why.startswith("Untied")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain, product
 
 from tieconv.architectures.effective_flag import undeclared_width, vocabulary_sizes
-from tieconv.checkpoint.family import Knowledge
+from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import (
     EMBEDDING,
@@ -61,12 +61,18 @@ def quantisation_settings(config: Values) -> QuantisationSettings:
     return next(named, declared[0] if declared else QuantisationSettings("", "", {}))
 
 
-def declared_quantisation(config: Values, output_head: str | None) -> DeclaredQuantisation | None:
-    """Return what the config says about quantisation and the head, ``None`` if it names no method."""
+def declared_quantisation(config: Values, family: Family) -> DeclaredQuantisation | None:
+    """Return what the config says about quantisation and the head, ``None`` if it names no method.
+
+    A config may list the head by its name in the file, or by that in the class.
+    """
     settings = quantisation_settings(config)
     if not settings.method:
         return None
-    head = settings.choice((output_head or "lm_head").removesuffix(".weight"), HEAD)
+    stored = family.output_head or "lm_head"
+    names = [name.removesuffix(".weight") for name in (stored, dict(family.renames).get(stored, stored))]
+    choices = [settings.choice(name, HEAD) for name in names]
+    head = next((choice for choice in choices if choice.verdict is Verdict.LEFT_OUT), choices[0])
     return DeclaredQuantisation(settings.method, settings.path, head)
 
 
