@@ -103,14 +103,6 @@ def _pair_error(inspection: Inspection, pair: evidence.Pair) -> str | None:
 
 _MOST_LAYERS, _DIGITS, _ALIGNMENT = 512, 4, 32
 """`LLAMA_MAX_LAYERS`, the digits of a number that show whether it is larger, and `TENSOR_ALIGNMENT` in bytes."""
-_COUNTS = (
-    "feed_forward_length",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.value_length",
-)
-"""Keys that may be absent, and that libllama reads for every architecture. Their type is u32."""
 _TOKENIZER, _TOKENS, _NO_TOKENIZER = "tokenizer.ggml.model", "tokenizer.ggml.tokens", ("none", "no_vocab")
 
 
@@ -130,7 +122,8 @@ def _metadata_refused(inspection: Inspection) -> Iterator[Refusal]:
         keys += [_TOKENIZER] if metadata.get(_TOKENIZER) in _NO_TOKENIZER else [_TOKENIZER, _TOKENS]
     if absent := [key for key in keys if key not in types]:
         yield Refusal(Cause.METADATA, f"llama.cpp needs {in_words(absent)} in the metadata")
-    for name, kind in {**dict.fromkeys(_COUNTS if needs else (), "u32"), **needs}.items():
+    counts = {name: "u32" for name in _numbers(inspection) if needs and name != "tokens"}
+    for name, kind in {**counts, **needs}.items():
         stored = types.get(f"{architecture}.{name}", kind)
         if stored != kind and (name in needs or stored != "array"):  # a count may be one for each layer
             key = shown(f"{architecture}.{name}")
