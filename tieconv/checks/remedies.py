@@ -20,7 +20,7 @@ from tieconv.checkpoint.model_files import (
 )
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.weight_file import FLOATS
-from tieconv.checks import evidence
+from tieconv.checks import EMA, evidence
 from tieconv.loaders.llama_cpp import TIES, head_rule
 from tieconv.text import shown
 
@@ -163,7 +163,10 @@ def merge(inspection: Inspection, tie: Tie) -> Remedy | None:
     """
     checkpoint = inspection.checkpoint
     if checkpoint.table and is_merged(tie) and not any(caution.code in BLOCKING for caution in checkpoint.cautions):
-        return Remedy(_command("convert", checkpoint.source, safe=True, to="safetensors").command, True)
+        # Beside an average of weights, convert needs the name of the model.
+        embedding, averaged = inspection.head.input_embedding, any(name.startswith(EMA) for name in checkpoint.tensors)
+        named = {"embed": embedding.name} if embedding is not None and averaged else {}
+        return Remedy(_command("convert", checkpoint.source, safe=True, to="safetensors", **named).command, True)
     return retie(inspection, safe=True) if is_merged(tie) else None
 
 

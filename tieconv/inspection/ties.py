@@ -248,7 +248,7 @@ def _unknown_names(checkpoint: Checkpoint, family: Family) -> RefusedError:
 
 
 def _several(checkpoint: Checkpoint, family: Family, prefixes: tuple[str, ...]) -> RefusedError:
-    first, second = prefixes[:2]
+    first, second = sorted(prefixes, key=lambda prefix: prefix.startswith(("ema", "model_ema")))[:2]
     embedding = family.input_embedding or "NAME"
     problem = f"{shown(checkpoint.source)} holds several models, under {_named(first)} and {_named(second)}"
     hint = Hint("choose one: ", call("convert", checkpoint.source, to="safetensors", out=OUT, embed=first + embedding))

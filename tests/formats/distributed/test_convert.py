@@ -160,7 +160,9 @@ def test_two_models_in_one_checkpoint(tmp_path: Path) -> None:
     source = save_chunks(tmp_path / "c", state, {}, paths=paths)
     model.config.save_pretrained(source)
     error = refused(source)
-    assert error.code == "dcp.several" and f"ema.{EMBED}" in error.hint
+    assert error.code == "dcp.several" and f"embed='model.{EMBED}'" in error.hint
+    finding = next(finding for finding in api.inspect(source).findings if finding.rule == "TIE002")
+    assert finding.remedy is not None and f"--embed model.{EMBED}" in finding.remedy.command
     api.plan_convert("safetensors", source, embed=f"model.{EMBED}").execute(tmp_path / "out")
     assert torch.equal(written(tmp_path / "out")[EMBED], model.state_dict()[EMBED])
 
