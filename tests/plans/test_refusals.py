@@ -115,6 +115,38 @@ def test_retie_says_how_the_head_differs(head: np.ndarray, words: str, tmp_path:
     assert re.search(words, error.message), error.message
 
 
+def test_a_tied_head_with_the_first_rows_of_the_embedding_is_dropped(tmp_path: Path) -> None:
+    """The embedding stores every row of it. Zeros in its place would be untrained rows, and two different tables."""
+    first = matrix()[:6]
+    path = save(tmp_path / "m", TIED, llama(head=first))
+    remedy = tieconv.inspect(path).findings[0].remedy
+    assert remedy and "retie" in remedy.command and "--from embed --force" in remedy.command and not remedy.safe
+    for error in (
+        refusal(tieconv.plan_retie, path),
+        refusal(tieconv.plan_retie, path, survivor="head", force=True),
+        refusal(tieconv.plan_resize, path, to="rows"),
+    ):
+        assert error.code in {"retie.row-mismatch", "resize.tied"}
+        assert "--from embed --force" in error.command_hint
+    planned = tieconv.plan_retie(path, survivor="embed", force=True)
+    assert planned.plan.notes == (f"{EMBED} stores all rows of {HEAD}: no value is lost",)
+    planned.execute(tmp_path / "out")
+    assert HEAD not in tieconv.inspect(tmp_path / "out").checkpoint.tensors
+    assert not tieconv.inspect(tmp_path / "out").findings
+
+
+def test_no_row_of_a_shorter_head_is_lost(tmp_path: Path) -> None:
+    """Rows that the embedding lacks, or a model that the config says is untied: the refusal stays."""
+    for case, config, head in (
+        ("rows", TIED, matrix(6, seed=3)),
+        ("more", TIED, matrix(10)),
+        ("flag", UNTIED, matrix()[:6]),
+    ):
+        path = save(tmp_path / case, config, llama(head=head))
+        error = refusal(tieconv.plan_retie, path, survivor="embed", force=True)
+        assert error.code == "retie.row-mismatch" and "--force" not in error.command_hint, case
+
+
 def test_signs_of_zeros_are_a_difference(tmp_path: Path) -> None:
     """+0 and −0 are not the same bytes."""
     plain, signed = matrix(), matrix()

@@ -619,8 +619,9 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
         random values.
 
     ## How to fix
-    `tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes. If the tensors are too
-    short for the tokenizer, `tieconv resize --to N --fill mean` adds rows (review first: may change the model's outputs).
+    `tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes if embedding, head and bias
+    have the same number. If tensors are too short, `tieconv resize --to N --fill mean` adds rows (review first: may change
+    the model's outputs). Tensors may be shorter than the tokenizer, or than each other in an untied model.
     `tieconv resize --to config` removes rows that no token uses. No command changes the columns: restore the config that
     the weights were saved with.
     """

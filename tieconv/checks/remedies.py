@@ -42,7 +42,7 @@ def retie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | 
     """Return `tieconv retie`, or ``None`` if it would refuse.
 
     It refuses copies that differ, and a flag that also scales the logits. It must be forced to drop the same values in
-    another dtype.
+    another dtype. The same is true of a tied head with the first rows of the embedding.
     """
     if inspection.checkpoint.format == "gguf":
         checkpoint = inspection.checkpoint
@@ -54,7 +54,9 @@ def retie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | 
     flips = (
         not inspection.config.effective or evidence.unheeded_false(inspection) or evidence.levels_disagree(inspection)
     )
-    lossless = all(member.relation.is_lossless_cast for member in differing)
+    lossless = all(
+        member.relation.is_lossless_cast or (member.relation.is_row_prefix and not flips) for member in differing
+    )
     if not lossless or (flips and not flag_is_storage(inspection)):
         return None
     if differing:

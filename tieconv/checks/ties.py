@@ -510,8 +510,9 @@ def shapes_differ(inspection: Inspection) -> Iterator[Finding]:
         needs one shape for both, so loaders refuse the model.
 
     ## How to fix
-    Use the tool that wrote the tensors. Pad or trim both tensors and the head bias to the vocabulary size of the config.
-    Transpose a swapped tensor. No command of tieconv does that.
+    If the head equals the first rows of the embedding, `tieconv retie --from embed --force` drops it. No value is lost.
+    Else use the tool that wrote the tensors. `tieconv resize` gives both one number of rows, but new rows are not trained
+    and the values still differ (TIE001). No command of tieconv transposes a swapped tensor.
     """
     # Yield one finding for each stored name with another shape.
     tied = list(evidence.declared_tied(inspection))
@@ -529,6 +530,7 @@ def shapes_differ(inspection: Inspection) -> Iterator[Finding]:
                     + (known if inspection.family.trusted else "A tie needs one shape for both."),
                     (member.name, canonical),
                     level=evidence.certain(inspection, Level.ERROR),
+                    remedy=remedies.retie(inspection, safe=False) if member.relation.is_row_prefix else None,
                 )
 
 

@@ -51,6 +51,11 @@ class Evidence:
         return False
 
     @property
+    def is_row_prefix(self) -> bool:
+        """Whether the tensor has fewer rows than the canonical one, and all are equal to its first rows."""
+        return False
+
+    @property
     def repeats_bytes(self) -> bool:
         """Whether the tensor's bytes are redundant beside the canonical tensor's."""
         return False

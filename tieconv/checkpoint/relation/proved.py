@@ -151,6 +151,10 @@ class OtherShape(Evidence):
     extra_rows: int | None = None
     transposed: bool = False
 
+    @property
+    def is_row_prefix(self) -> bool:
+        return self.rows_equal == self.shape[0] and not self.transposed
+
 
 @record
 class OtherBytes(Evidence):

@@ -86,6 +86,14 @@ def _records(inspection: Inspection, rows: int) -> list[TensorRecord]:
     names = {part.name for part in (head.input_embedding, head.output_head) if part and part.name in tensors}
     if inspection.word_tie:
         names |= {member.name for member in inspection.word_tie.stored_members}
+        prefix = next((member for member in inspection.word_tie.members if member.relation.is_row_prefix), None)
+        if prefix and inspection.word_tie.declared and tensors[prefix.name].shape[0] < rows:
+            problem = (
+                f"{shown(prefix.name)} equals the first rows of the embedding, and new rows would make them differ"
+            )
+            embedding = again(inspection, "retie", survivor="embed", force=True)
+            hint = Hint("drop it first, which loses no value: ", embedding)
+            refuse(problem, hint, "resize.tied")
         shared = next((member for member in inspection.word_tie.members if member.state is State.ALIASED), None)
         if shared and tensors[shared.name].shape[0] != rows:
             hint = Hint("store these tensors once first: ", again(inspection, "dedup", out=OUT))

@@ -150,6 +150,8 @@ def _because(member: Member, canonical: str) -> str:
         return f"it shares its storage with {canonical}"
     if member.state is State.IDENTICAL:
         return f"equal to {canonical}, byte for byte"
+    if member.relation.is_row_prefix:
+        return f"equal to the first rows of {canonical}, byte for byte"
     if isinstance(member.relation, Scaled):
         return f"{canonical} times {member.relation.factor}, a factor that the tied forward pass applies itself"
     return f"replaced by {canonical}"
@@ -184,6 +186,10 @@ def _settle(
     """
     if survivor is None:
         _refuse_unequal(inspection, tie, reference, differing[0], exponent)
+    if survivor is Survivor.EMBED and not exponent and _all_stored(tie, differing):
+        dropped = [member.name for member in differing]
+        text = f"{shown(reference.name)} stores all rows of {', '.join(map(shown, dropped))}: no value is lost"
+        return reference.name, (Note(text, tuple(dropped)),)
     _guard_forced(inspection, tie, reference, differing, exponent)
     head = inspection.head.output_head
     unequal = {member.name for member in differing}
@@ -193,6 +199,12 @@ def _settle(
     review = "" if all(member.relation.is_lossless_cast for member in differing) else f" {REVIEW_FIRST}"
     text = f"retie discards the values of {', '.join(map(shown, lost))} ({differences}){review}"
     return source, (Note(text, tuple(lost)),)
+
+
+def _all_stored(tie: Tie, differing: list[Member]) -> bool:
+    """Return whether loaders refuse the tied group for its row counts, but one embedding stores every row."""
+    tied = tie.declared and tie.role is Role.WORD_EMBEDDING
+    return tied and all(member.relation.is_row_prefix for member in differing)
 
 
 def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, differing: list[Member], exponent: int) -> None:
@@ -218,7 +230,10 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
     if tie.role is not Role.WORD_EMBEDDING:
         refuse(sentence, Hint("compare the two copies: ", again(inspection, "inspect", json=True)), "retie.not-equal")
     if member.relation.shape_differs:
-        refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
+        embedding = again(inspection, "retie", survivor="embed", force=True)
+        stored = Hint("keep the embedding, which stores all of these rows: ", embedding)
+        several = "a tied matrix has one shape: pad or trim the vocabulary first"
+        refuse(sentence, stored if _all_stored(tie, [member]) else several, "retie.row-mismatch")
     if member.state is State.TRANSPOSED:  # untie refuses it too
         refuse(sentence, "store it in the shape of the embedding first", "retie.not-equal")
     untied = "the model is untied: nothing to change"  # with the flag false, untie would change nothing
