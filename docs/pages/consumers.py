@@ -166,7 +166,7 @@ Its class of the model type decides whether a head exists. The outcome is also `
 
 - mlx-lm does not have the model type.
 - The config lacks a key that the class requires, such as `rope_theta`. Configs that transformers 5 wrote may lack it.
-- The rows of a table differ from the size of the vocabulary in the config.
+- The rows of a table differ from `vocab_size`, or its columns from the hidden size of the config.
 - The file has names that the class does not know, such as GPT-2's names with the prefix `transformer.`.
 """
 
