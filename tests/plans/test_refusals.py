@@ -182,6 +182,15 @@ def test_differing_bias_copies_are_not_merged_or_stripped(tmp_path: Path) -> Non
     assert refusal(tieconv.plan_untie, path, bias="strip").code == "bias.copies-differ"
 
 
+def test_a_trained_bias_that_no_class_reads_has_two_exits(tmp_path: Path) -> None:
+    """No command removes trained values, so the hint gives the two decisions that are left."""
+    path = save(tmp_path / "m", TIED, {**llama(), "lm_head.bias": vector()})
+    error = refusal(partial(tieconv.plan_bias, "strip"), path)
+    assert error.command_hint.startswith("use a class that reads it, or train the model without it; see its values: ")
+    known = save(tmp_path / "bert", flagged(BERT, True), bert(outer=vector()))
+    assert refusal(partial(tieconv.plan_bias, "strip"), known).command_hint.startswith("see its values: ")
+
+
 @pytest.mark.parametrize("function", [tieconv.plan_untie, tieconv.plan_retie])
 def test_a_stripped_pair_of_biases_is_written(function, tmp_path: Path) -> None:
     """Nothing of the pair is stored then, so the fresh inspection finds no group to prove."""

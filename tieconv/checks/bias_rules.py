@@ -7,7 +7,7 @@ from typing import assert_never
 
 from tieconv.architectures.stored_names import spelled
 from tieconv.checkpoint.family import Knowledge, Role
-from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState, OutputBias
 from tieconv.checks import evidence, remedies
@@ -35,8 +35,8 @@ def unknown_bias(inspection: Inspection) -> Iterator[Finding]:
         no head bias. transformers ignores the tensor. Other loaders may refuse it.
 
     ## How to fix
-    `--bias strip` of `tieconv retie` and `tieconv untie` removes an all-zero bias. A bias that is not zero needs a class
-    that reads it. tieconv removes no trained values.
+    `tieconv bias strip` removes an all-zero bias. A trained bias has two exits. Use a class that reads it, or train the
+    model without a bias. No command of tieconv removes trained values. `tieconv analyze` shows the values.
     """
     bias = inspection.head.output_bias
     if bias is None or bias.state is BiasState.ABSENT:
@@ -48,7 +48,7 @@ def unknown_bias(inspection: Inspection) -> Iterator[Finding]:
         "transformers ignores the tensor. Other loaders may refuse it.",
         (bias.name,),
         level=Level.ERROR if bias.state is BiasState.NONZERO else Level.NOTE,
-        remedy=_remedy(inspection) if bias.state is BiasState.ZERO else None,
+        remedy=remedies.bias(inspection, "strip", safe=True) if bias.state is BiasState.ZERO else None,
     )
 
 
@@ -64,14 +64,6 @@ def _content(bias: OutputBias) -> str:
             return "is stored"
         case _:
             assert_never(bias.state)
-
-
-def _remedy(inspection: Inspection) -> Remedy | None:
-    head_tie = evidence.head_tie(inspection)
-    if head_tie is None or head_tie[0].consistent is not True or evidence.disputed(inspection):
-        return None
-    verb = remedies.retie if inspection.config.effective else remedies.untie
-    return verb(inspection, bias="strip", safe=True)
 
 
 @rule("BIA002", "half-a-bias-pair", Level.ERROR)

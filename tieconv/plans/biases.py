@@ -89,7 +89,8 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     if bias.state is BiasState.NONZERO:
         largest = f" (largest magnitude {bias.max_abs:.4g})" if bias.max_abs else ""
         problem = f"{shown(bias.name)} is not all zero{largest}, so removing it changes the logits"
-        refuse(problem, Hint("see its values: ", again(inspection, "analyze")), "bias.nonzero")
+        exits = "" if inspection.family.output_biases else "use a class that reads it, or train the model without it; "
+        refuse(problem, Hint(exits, "see its values: ", again(inspection, "analyze")), "bias.nonzero")
     differing = _differing_copy(inspection, bias.name)
     if differing:
         problem = f"{shown(differing)} differs from {shown(bias.name)}, which is all zero"
