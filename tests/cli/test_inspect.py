@@ -270,6 +270,15 @@ def test_a_command_that_changes_the_outputs_says_so(tmp_path: Path) -> None:
     assert run.endswith("(review first: may change the model's outputs)")
 
 
+def test_the_message_of_several_findings_is_called_the_first(tmp_path: Path) -> None:
+    bias = {"lm_head.bias": np.ones(8, "<f4")}
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, COPY | bias)
+    _, wrong, run, _ = first_lines(folder)
+    assert wrong.startswith("1 error, 1 warning; first: lm_head.bias holds values up to 1, but")
+    assert run == "Run: tieconv explain BIA001"
+    assert ok("inspect", folder).stdout.count(f"\n{' ' * 19}next: ") == 2  # each finding has its next command
+
+
 def test_a_finding_without_a_remedy_is_explained(tmp_path: Path) -> None:
     folder = save(tmp_path / "model", LLAMA, {"model.norm.weight": matrix()})
     tied, wrong, run, _ = first_lines(folder)

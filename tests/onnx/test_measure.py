@@ -23,14 +23,14 @@ from tests.onnx.nodes import model, op, value
 from tests.onnx.planted import arithmetic as ar
 from tests.onnx.planted.catalogue import FAULTS
 from tests.refusals import failure_of
-from tieconv.checkpoint.results.parity import Case
+from tieconv.checkpoint.results.parity import Case, Identity, Lost
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity import measured_pair
 from tieconv.onnx.parity.batches import Cell, Layout, cells, compared, make_batch, stepped, with_rows
 from tieconv.onnx.parity.bindings import Bindings, Kind, Role, bind, faults, switched
 from tieconv.onnx.parity.causes import uncounted, wrong_constant
 from tieconv.onnx.parity.graph_file import Graph, Value
-from tieconv.onnx.parity.judge import BINS, CELL_LIMIT, Errors, judge, pool, ratios
+from tieconv.onnx.parity.judge import BINS, CELL_LIMIT, Errors, Judged, identity_gates, judge, pool, ratios
 from tieconv.onnx.parity.passes import ModelNumbers, make_work
 from tieconv.onnx.parity.validate import read_tokens
 from tieconv.reference import Batch
@@ -386,6 +386,17 @@ def test_rows_and_blocks_are_drawn_where_a_cell_asks_for_them() -> None:
     assert torch.equal(again.embeds, made.embeds) and torch.equal(again.given_positions, made.given_positions)
     one = with_rows(Batch(ids, mask), cell, replace(drawn, inputs={Role.EMBEDS: roles[Role.EMBEDS]}))
     assert one.given_positions is None and one.blocks is None
+
+
+def test_the_gates_say_only_what_was_compared() -> None:
+    """A graph of one fixed shape runs at what was fed. Of several absent tensors, the message has the first."""
+    case = Case("no past", 1, 5, 0, "none", 0, None, None, None, None)
+    (runs, *_) = Judged("float32", (case,), {}, {}).gates()
+    assert (runs.passed, runs.sentence) == (True, "the graph runs at every shape that was fed")
+    absent = [Lost(name, (8, 4), "F32", 128, True, "absent") for name in "ab"]
+    for lost, says in ((absent, "2 required tensors; first: a"), (absent[:1], "1 required tensor: a")):
+        (weights, _) = identity_gates(Identity(2, 0, 256, 0, {}, tuple(lost), (), (), 1))
+        assert weights.sentence == f"the graph lacks {says}"
 
 
 def test_what_is_judged_of_each_case() -> None:

@@ -65,6 +65,17 @@ def test_text_groups_by_model_the_worst_first() -> None:
     assert f"\n{' ' * 19}next: tieconv explain TIE001\n" in check.render("text", lone)
 
 
+def test_a_finding_without_a_remedy_has_the_same_next_command_everywhere() -> None:
+    """Every format that people read ends such a finding with `tieconv explain`; a note has none."""
+    findings = (entry(remedy=None), entry("STO001", Level.NOTE, remedy=None))
+    report = CheckReport((CheckedModel("m", findings),), Level.ERROR)
+    texts = {name: check.render(name, report) for name in ("text", "github", "junit", "markdown")}
+    texts["sarif"] = str(sarif(report)["results"])
+    texts["fleet page"] = fleet_page.render(FleetReport("runs", report, 0, 0, 0.0, ()))
+    for name, text in texts.items():
+        assert "tieconv explain TIE001" in text and "explain STO001" not in text, name
+
+
 def test_a_command_that_may_change_the_model_is_marked_everywhere() -> None:
     """The same phrase after the same command, in every format that people read; never after a safe command."""
     remedies = (

@@ -68,9 +68,16 @@ class Finding(Listed):
     remedy: Remedy | None = None
 
     @property
+    def next_step(self) -> str:
+        """The next command, safe to print: the remedy or an explanation. Empty for a note without a remedy."""
+        if self.remedy:
+            return self.remedy.advice
+        return "" if self.level is Level.NOTE else f"tieconv explain {shown(self.rule)}"
+
+    @property
     def row(self) -> tuple[str, ...]:
         """The cells of a notebook's table: level, rule, message, and the next command."""
-        return str(self.level), self.rule, self.message, *((self.remedy.advice,) if self.remedy else ())
+        return str(self.level), self.rule, self.message, *filter(None, [self.next_step])
 
 
 # Predict what a loader does with a model's output embedding.

@@ -33,7 +33,7 @@ class Judged:
     def gates(self) -> Iterator[parity.Gate]:
         """Yield the gates: the graph runs in each case, no case is far off, and the pooled errors."""
         broken = [case for case in self.cases if case.error]
-        explanation = "the graph runs at every shape"
+        explanation = "the graph runs at every shape that was fed"
         if broken:
             case = broken[0]
             shape = f"batch {case.batch}, sequence {case.sequence}, past {case.past}, padding {case.padding}"
@@ -133,11 +133,10 @@ def identity_gates(identity: parity.Identity) -> Iterator[parity.Gate]:
     """Yield the gates that the graph holds the checkpoint's weights."""
     absent = [entry for entry in identity.lost if entry.required]
     alien = [entry for entry in identity.unexplained if entry.required]
-    explanation = (
-        f"the graph holds {identity.found} of {count(identity.tensors, 'tensor')} bit for bit"
-        if not absent
-        else f"the graph lacks {count(len(absent), 'required tensor')}: {absent[0].name}"
-    )
+    explanation = f"the graph holds {identity.found} of {count(identity.tensors, 'tensor')} bit for bit"
+    if absent:
+        first = f"{':' if len(absent) == 1 else '; first:'} {absent[0].name}"
+        explanation = f"the graph lacks {count(len(absent), 'required tensor')}{first}"
     yield parity.Gate("weights", float(len(absent)), 0.0, not absent, explanation)
     explanation = "every matrix of the graph with the shape of a tensor holds a tensor of the checkpoint"
     if alien:

@@ -56,7 +56,7 @@ def _entry(model: CheckedModel, entry: CheckedFinding) -> _Entry:
     finding = entry.finding
     path = view.path_of(model.source, entry.file)
     text = view.line(finding.message)
-    if step := view.next_step(finding):
+    if step := finding.next_step:
         text = f"{text.removesuffix('.')}. Next: {step}"
     title = f"{view.line(finding.rule, 20)} in {view.line(path, 200)}"
     return finding.level, title, text, view.relative(path) if entry.file else None

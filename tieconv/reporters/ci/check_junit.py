@@ -85,5 +85,5 @@ def _listed(entries: list[CheckedFinding]) -> str:
 def _lines(entry: CheckedFinding) -> Iterator[str]:
     where = f"{view.line(entry.file)}: " if entry.file else ""
     yield f"{entry.finding.level} {where}{view.line(entry.finding.message)}"
-    if step := view.next_step(entry.finding):
+    if step := entry.finding.next_step:
         yield f"next: {step}"

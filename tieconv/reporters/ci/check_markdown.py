@@ -102,7 +102,7 @@ def _finding(entry: CheckedFinding) -> str:
     if finding.remedy:
         review = "" if finding.remedy.safe else f" {REVIEW_FIRST}"
         text += f"<br>next: {_name(view.command(finding.remedy.command))}{review}"
-    elif step := view.next_step(finding):
+    elif step := finding.next_step:
         text += f"<br>next: {_name(step)}"
     level = _MARKS[finding.level]
     if entry.waiver:

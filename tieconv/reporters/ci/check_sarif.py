@@ -95,8 +95,8 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
     remedy = finding.remedy
     properties = {"next": view.command(remedy.command), "safe": remedy.safe} if remedy else {}
     text = view.line(finding.message)
-    if remedy and len(text) + len(remedy.advice) < view.LIMIT:
-        text = f"{text.removesuffix('.')}. Next: {remedy.advice}"
+    if finding.next_step and len(text) + len(finding.next_step) < view.LIMIT:
+        text = f"{text.removesuffix('.')}. Next: {finding.next_step}"
     names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema allows each once
     named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
     waived = []

@@ -47,8 +47,6 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
     for entry in findings[:_SHOWN_FINDINGS]:
         where = f"{view.line(entry.file)}: " if entry.file else ""
         yield from finding_lines(entry.finding, where + view.line(entry.finding.message), paint, width)
-        if report.counts(entry) and not entry.finding.remedy:
-            yield f"{' ' * 19}next: tieconv explain {view.line(entry.finding.rule)}"
     left = len(findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--format json lists them)"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import RANK, CheckedFinding, CheckedModel, CheckReport
 from tieconv.text import count, shown
 
@@ -109,13 +109,6 @@ def command(text: str) -> str:
 
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".json")
 _REMOTE = ("hf://", "s3://", "gs://", "az://")
-
-
-def next_step(finding: Finding) -> str:
-    """Return what to run next, safe to print; empty for a note that no command repairs."""
-    if finding.remedy:
-        return finding.remedy.advice
-    return f"tieconv explain {line(finding.rule)}" if finding.level is not Level.NOTE else ""
 
 
 def path_of(source: str, file: str) -> str:

@@ -128,6 +128,6 @@ def _model(report: FleetReport, model: CheckedModel) -> str:
     else:
         counting = report.counting(model)
         rules = " ".join(f'<span class="{entry.level}">{escape(entry.rule)}</span>' for entry in counting)
-        advices = dict.fromkeys(finding.remedy.advice for finding in counting if finding.remedy)
+        advices = dict.fromkeys(finding.next_step for finding in counting if finding.next_step)
         messages = "<br>".join((*(escape(entry.message, 1000) for entry in counting), *map(_command, advices)))
     return f'<tr><td>{escape(model.source)}</td><td class="k">{rules}</td><td>{messages}</td></tr>'

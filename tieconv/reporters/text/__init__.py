@@ -77,12 +77,14 @@ def notes(sentences: Iterable[str], paint: Paint, width: int | None) -> Iterator
 
 
 def finding_lines(finding: Finding, text: str, paint: Paint, width: int | None) -> Iterator[str]:
-    """Yield a finding with ``text`` as its message, and its remedy. The text is safe to print."""
+    """Yield a finding with ``text`` as its message, and its next command. The text is safe to print."""
     level = str(finding.level)
     lead = f"  {level.ljust(7)}  {shown(finding.rule)}  "
     yield from marked(text, lead, width, paint, level, LEVEL_STYLES[level])
     if finding.remedy:
         yield from next_lines(finding.remedy, " " * len(lead), width)
+    elif finding.next_step:
+        yield f"{' ' * len(lead)}next: {finding.next_step}"
 
 
 def next_lines(remedy: Remedy, indent: str, width: int | None) -> Iterator[str]:

@@ -249,7 +249,8 @@ def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[
     counts = ", ".join(count(len(findings), level) for level, findings in present.items())
     level, worst = next(iter(present.items()))
     about_files = [finding for finding in worst if not finding.rule.startswith("CON")]
-    for line in wrapped(f"{counts}: {(about_files or worst)[0].message}", "", width):
+    first = ": " if len(inspection.findings) == 1 else "; first: "
+    for line in wrapped(f"{counts}{first}{(about_files or worst)[0].message}", "", width):
         yield paint(line, LEVEL_STYLES[level])
     yield _next(worst, about_files, inspection.findings)
 
