@@ -213,6 +213,30 @@ def test_a_baseline_holds_the_debt(model: Copy, tmp_path: Path) -> None:
     assert [entry["rule"] for entry in json.loads(file.read_text())["entries"]] == ["TIE001"]
 
 
+def test_entries_of_deleted_models_are_counted_and_dropped(
+    model: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only if the directory is checked as a whole. The path of a baseline in the settings is relative."""
+    duplicated = model("llama-duplicated")
+    model("llama-diverged")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tieconv.toml").write_text('baseline = "debt.json"\n')
+    ok("check --recursive . --write-baseline debt.json")
+    shutil.rmtree(tmp_path / "llama-diverged")
+    whole, alone = ok("check --recursive ."), ok("check", duplicated)
+    assert (
+        "1 entry of the baseline is of deleted models: update the baseline with --write-baseline debt.json"
+        in whole.stderr
+    )
+    assert "waived (baseline: debt.json)" in whole.stdout and "of the baseline" not in alone.stderr
+    ok("check --write-baseline debt.json", duplicated)
+    assert len(json.loads((tmp_path / "debt.json").read_text())["entries"]) == 2
+    ok("check --recursive . --write-baseline debt.json")
+    assert [entry["model"] for entry in json.loads((tmp_path / "debt.json").read_text())["entries"]] == [
+        "llama-duplicated"
+    ]
+
+
 def test_a_baseline_moves_with_its_models(model: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths are relative to the file, wherever the command stands and however it names the model."""
     model("llama-duplicated")

@@ -184,11 +184,14 @@ class Policy:
             yield from self._unused(read)
             yield from _uncompared(read, self.depth)
         fixed = sum(self._fixed(location, model) for location, model in read.items())
-        if fixed and self.baseline:
-            entries = f"{count(fixed, 'entry')} of".replace("entrys", "entries")
-            verb = "is" if fixed == 1 else "are"
-            path = shell_word(self.baseline.path)
-            yield f"{entries} the baseline {verb} fixed: update the baseline with --write-baseline {path}"
+        if self.baseline is None:
+            return
+        deleted = sum(self._is_deleted(entry, self.baseline.path) for entry in self.baseline.entries)
+        for number, state in ((fixed, "fixed"), (deleted, "of deleted models")):
+            if number:
+                entries = "1 entry of the baseline is" if number == 1 else f"{number:,} entries of the baseline are"
+                path = shell_word(self.baseline.path)
+                yield f"{entries} {state}: update the baseline with --write-baseline {path}"
 
     def settings_notes(self) -> Iterator[str]:
         """Yield a note on each settings file that is ignored."""
@@ -227,11 +230,18 @@ class Policy:
         known = Counter(entry for entry in self.baseline.of(location).elements() if self._looked_for(entry.rule))
         return (known - Counter(entry_of(name, entry) for entry in model.findings)).total()
 
+    def _is_deleted(self, entry: Entry, path: str) -> bool:
+        """Return whether the model of an entry in the baseline at ``path`` is gone from a searched directory."""
+        model = os.path.join(os.path.dirname(os.path.abspath(path)), entry.model)
+        if "://" in entry.model or os.path.lexists(model):
+            return False
+        return not set(self.searched).isdisjoint(upward(os.path.realpath(model)))
+
     def debt(self, models: Mapping[str, CheckedModel], path: str, old: Baseline | None) -> str:
         """Return the text of a baseline at ``path``: findings that count, or that a baseline waived.
 
         It keeps entries of ``old``, the file's former content, that this run could not confirm as fixed. These are
-        entries of other models, of rules that did not run, and of a deeper inspection.
+        entries of other models, of rules that did not run, and of a deeper inspection. Deleted models have none.
         """
         names = {location: relative(location, path) for location in models}
         now = Counter(
@@ -249,7 +259,8 @@ class Policy:
             kept_entries.update(
                 entry
                 for entry in old.entries
-                if deeper or entry.model not in checked or not self._looked_for(entry.rule)
+                if (deeper or entry.model not in checked or not self._looked_for(entry.rule))
+                and not self._is_deleted(entry, path)
             )
         return render_baseline(depth, (kept_entries | now).elements())
 
@@ -389,7 +400,7 @@ def make_policy(
     ignored = (*settings.ignore, *selectors(ignore, "--ignore"))
     path = baseline
     if path is None and settings.baseline and not without_baseline:
-        path = os.path.join(settings.folder, settings.baseline)
+        path = os.path.relpath(os.path.join(settings.folder, settings.baseline))
     return Policy(
         selection=Selection(chosen, ignored),
         settings=settings,
