@@ -109,6 +109,8 @@ def call(verb: str, *words: str, **options: object) -> Hint:
 
     ``options`` have the keywords of the function, in the order of the command. Only the command has `--json`.
     """
+    if options.get("out") == OUT and words and words[0].lower().endswith(".gguf"):
+        options["out"] = Hint("OUT.gguf")  # a GGUF file is written to a file of this name
     paths = (word if isinstance(word, Hint) else path_word(word) for word in words)
     shell = " ".join(("tieconv", verb, *paths, *(_flag(name, value) for name, value in options.items())))
     name, *first = verb.split()

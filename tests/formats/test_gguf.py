@@ -321,6 +321,15 @@ def test_a_directory_and_in_place(tmp_path: Path) -> None:
     assert path.read_bytes() == gguf([EMBED])
 
 
+def test_printed_commands_write_a_file_of_the_format(tmp_path: Path) -> None:
+    """A file is written to OUT.gguf, because tieconv refuses another suffix; a directory to OUT."""
+    path = write(tmp_path / "m", gguf([EMBED, COPY]))
+    for source, out in ((path, "OUT.gguf"), (tmp_path / "m", "OUT")):
+        (finding,) = api.inspect(source).findings
+        assert finding.remedy is not None
+        assert finding.remedy.command == f"tieconv retie {source} -o {out}"
+
+
 SCALARS = st.one_of(st.integers(0, 2**32 - 1), st.text(max_size=20), st.lists(st.text(max_size=9), max_size=5))
 KEYS = st.dictionaries(st.text("abc.é", min_size=1, max_size=12).filter(lambda key: "alignment" not in key), SCALARS)
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
