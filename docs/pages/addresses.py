@@ -14,7 +14,7 @@ _FIXTURE = "fixtures/models/llama-duplicated"
 _BLOCK = re.compile(r"(<!-- install(?:: (?P<part>first|once))? -->\n```sh\n).*?(```)", re.DOTALL)
 """With ``: first``, the block is one command, the main job; with ``: once`` it installs nothing."""
 _USES = re.compile(r"uses: (?:\./tieconv\b|[\w-]+/tieconv@v[\d.]*\d)")
-_HOOK = re.compile(r"repo: (?:\.\./tieconv|https://github\.com/[\w-]+/tieconv)(\n +rev: )(?:HEAD|v[\d.]*\d)")
+_HOOK = re.compile(r"repo: (?:\.\./tieconv|https://github\.com/[\w-]+/tieconv)(\n +rev: )(?:COMMIT|v[\d.]*\d)")
 _CLONE = re.compile(r"(<!-- until a release -->\n).*?(<!-- end -->)", re.DOTALL)
 """Without an address of the repository, CI uses a clone."""
 _ADDRESS = re.compile(
@@ -24,6 +24,7 @@ _ADDRESS = re.compile(
 _IN_CLONE = """\
 tieconv is not released yet. `./tieconv` below is a clone inside your repository: `git submodule add CLONE tieconv`.
 Check it out with `submodules: true`. In the pre-commit hook, `../tieconv` is a clone beside your repository.
+Replace `COMMIT` by the output of `git -C ../tieconv rev-parse HEAD`: pre-commit warns of a `rev` that moves.
 
 """
 
@@ -33,7 +34,7 @@ def fill(text: str) -> str:
     name = version.REPOSITORY.removeprefix("https://github.com/")
     clone = name.startswith("OWNER/")
     text = _USES.sub("uses: ./tieconv" if clone else f"uses: {name}@v{version.VERSION}", text)
-    hook = r"../tieconv\1HEAD" if clone else rf"{version.REPOSITORY}\1v{version.VERSION}"
+    hook = r"../tieconv\1COMMIT" if clone else rf"{version.REPOSITORY}\1v{version.VERSION}"
     text = _HOOK.sub(f"repo: {hook}", text)
     text = _CLONE.sub(rf"\1{_IN_CLONE if clone else ''}\2", text)
     text = re.sub(r"https://github\.com/[\w-]+/tieconv\b", version.REPOSITORY, text)
