@@ -200,8 +200,9 @@ def test_several_models_are_refused(
         assert len(api.inspect(tmp_path).checkpoint.graphs) == len(folders)
         return
     first = tmp_path / (folders[0] or "model.onnx")
-    hint = f"holds 2 ONNX graphs in 2 directories\nhint: give one of them: tieconv inspect {first}\n"
-    assert hint in run("inspect", tmp_path).stderr
+    hint = f"holds 2 ONNX graphs in 2 directories\nhint: give one of them: tieconv inspect {first}"
+    every = f"; or check every model below: tieconv check {tmp_path}" if folders[0] else ""
+    assert f"{hint}{every}\n" in run("inspect", tmp_path).stderr
     assert f"{tmp_path / folders[1]}: " in run("check", tmp_path).stdout or not folders[0]
 
 

@@ -62,7 +62,10 @@ def _check_one_model(listing: Listing, names: tuple[str, ...]) -> None:
     if len(folders) > 1 and apart and not {"model_index.json", "genai_config.json"} & {*listing.top}:
         problem = f"{shown(listing.source)} holds {count(len(names), 'ONNX graph')} in {len(folders)} directories"
         first = folders[0] or next(name for name in names if "/" not in name)
-        hint = Hint("give one of them: ", call("inspect", os.path.join(listing.source, first)))
+        inspects = call("inspect", os.path.join(listing.source, first).removeprefix("./"))
+        checks = Hint("; or check every model below: ", call("check", listing.source))
+        finds_each = folders[0] and "://" not in listing.source  # `check` takes a graph at the top as one model
+        hint = Hint("give one of them: ", inspects, checks if finds_each else "")
         raise UnreadableError(problem, hint, "onnx.several-models")
 
 
