@@ -18,14 +18,14 @@ from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Parameter
 from tieconv.loaders.registry import CONSUMERS
-from tieconv.plans import Survivor, plan_retie, plan_untie
 from tieconv.plans.build import alone, plan_add_format
 from tieconv.plans.meaning import KnownValues, described
 from tieconv.plans.verbs.bias_verbs import plan_bias_unify
 from tieconv.plans.verbs.convert import Format, plan_convert
+from tieconv.plans.verbs.retie import Survivor, plan_retie
 from tieconv.plans.verbs.set_tie import Flag, plan_set_tie
+from tieconv.plans.verbs.untie import plan_untie
 
-_DROPS = ("retie", "dedup")
 _FAULTS = (Outcome.ERROR, Outcome.RANDOM, Outcome.DISCARDED)
 _RELAYED = {"CON001": Outcome.RANDOM, "CON002": Outcome.DISCARDED, "CON003": Outcome.ERROR, "CON004": None}
 """The rules that relay predictions, with the outcome that they report; ``None``: a head bias that is not used."""
@@ -69,7 +69,7 @@ def with_refusal(inspection: Inspection, findings: tuple[Finding, ...]) -> tuple
 def _spared(finding: Finding, needing: list[Prediction]) -> Finding:
     """Return the finding without its command, as a note, if loaders need what it drops; an error stays an error."""
     action = finding.remedy.action if finding.remedy else None
-    if not needing or action is None or action.verb not in _DROPS:
+    if not needing or action is None or action.verb not in ("retie", "dedup"):
         return finding
     level = finding.level if finding.level is Level.ERROR else Level.NOTE
     verb = "needs" if len(needing) == 1 else "need"

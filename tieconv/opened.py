@@ -249,7 +249,7 @@ def reading(checkpoint: Checkpoint) -> Iterator[ByteReader]:
         return
     with opened(checkpoint.root) as model:
         if model[2] != checkpoint.revision:
-            from tieconv.execute import stale  # imports the writing code
+            from tieconv.execute.target import stale  # imports the writing code
 
             raise stale(checkpoint.source)
         yield model[1]

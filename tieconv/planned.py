@@ -15,7 +15,7 @@ from tieconv.sources import is_object
 
 # A plan that is only printed imports nothing of `tieconv.execute`.
 if TYPE_CHECKING:
-    from tieconv.execute import Target
+    from tieconv.execute.target import Target
     from tieconv.sources.objects.writer import ObjectWriter
 
 Progress = Callable[[int, int], None]
@@ -113,7 +113,7 @@ def _on_disk(planned: PlannedWrite) -> PlannedWrite:
     local_plan = planned.fetch()
     commit = planned.plan.checkpoint.revision
     if commit and commit not in Path(local_plan.plan.checkpoint.root).parts:
-        from tieconv.execute import stale
+        from tieconv.execute.target import stale
 
         raise stale(planned.plan.checkpoint.source)
     return local_plan
@@ -129,7 +129,7 @@ class LocalPath:
 
     @property
     def _target(self) -> Target:
-        from tieconv.execute import Target
+        from tieconv.execute.target import Target
 
         return Target(self.path, **self.options)
 
@@ -137,22 +137,22 @@ class LocalPath:
         return None
 
     def check(self) -> None:
-        from tieconv.execute import check_far_target, check_target
+        from tieconv.execute.target import check_far_target, check_target
 
         (check_target if self.planned.fetch is None else check_far_target)(self.planned.plan, self._target)
 
     def clear(self) -> None:
-        from tieconv.execute import clear
+        from tieconv.execute.carry_out import clear
 
         clear(self.planned.plan, self._target)
 
     def replaces_directory(self) -> bool:
-        from tieconv.execute import replaces_directory
+        from tieconv.execute.target import replaces_directory
 
         return replaces_directory(self.planned.plan, self._target)
 
     def write(self, progress: Progress | None) -> Outcome:
-        from tieconv.execute import execute
+        from tieconv.execute.carry_out import execute
 
         if self.planned.fetch is not None:
             self.check()
@@ -206,9 +206,10 @@ class ObjectPrefix:
 
     def write(self, progress: Progress | None) -> Outcome:
         """Write by copies of the server where it can, else from a temporary directory."""
-        from tieconv.execute.new_prefix import server_copy
+        from tieconv.execute.new_prefix import check_free, server_copy, upload
         from tieconv.execute.remote_files import why_upload
         from tieconv.sources.objects.source import CopyUnsupportedError
+        from tieconv.sources.temporary import temporary_directory
 
         writer, plan = self._writer(), self.planned.plan
         headers = partial(self.planned.reinspect, depth=Depth.HEADER)
@@ -221,18 +222,6 @@ class ObjectPrefix:
                 why = "the server cannot copy ranges"
             else:
                 return self._outcome(plan, notes, transfer)
-        return self._upload(writer, headers, why, progress)
-
-    def _outcome(self, plan: Plan, notes: tuple[str, ...], transfer: RemoteTransfer) -> Outcome:
-        plan = replace(plan, notes=(*plan.notes, *notes))
-        return Outcome(plan, executed=True, verified=True, output=self.out, remote=transfer)
-
-    def _upload(
-        self, writer: ObjectWriter, headers: Callable[[Path], Inspection], why: str, progress: Progress | None
-    ) -> Outcome:
-        from tieconv.execute.new_prefix import check_free, upload
-        from tieconv.sources.temporary import temporary_directory
-
         check_free(writer)
         verify: Verify = self.options.get("verify", "full")
         with temporary_directory() as directory:
@@ -244,3 +233,7 @@ class ObjectPrefix:
             transfer = upload(plan, writer, local, headers, full=full, why=why, read=read, progress=progress)
         note = f"tieconv wrote the model to a temporary directory and uploaded it, because {why}"
         return self._outcome(plan, (note,), transfer)
+
+    def _outcome(self, plan: Plan, notes: tuple[str, ...], transfer: RemoteTransfer) -> Outcome:
+        plan = replace(plan, notes=(*plan.notes, *notes))
+        return Outcome(plan, executed=True, verified=True, output=self.out, remote=transfer)

@@ -13,7 +13,7 @@ from fixtures.cases import CASES, Case, Message, Status
 from pages.rules import anchor
 from tieconv.checkpoint.finding import REVIEW_FIRST, Finding
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checks import RULES
+from tieconv.checks.registry import RULES
 from tieconv.cli import COMMANDS
 from tieconv.text import shown
 

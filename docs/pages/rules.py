@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from fixtures.cases import CASES
-from tieconv.checks import RULES
 from tieconv.checks.evidence import Rule
+from tieconv.checks.registry import RULES
 
 INTRO = """\
 # Rules

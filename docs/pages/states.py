@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.states import OUTPUT_BIAS, WORD_EMBEDDING, Table
 from pages.rules import anchor
-from tieconv.checks import RULES
+from tieconv.checks.registry import RULES
 
 INTRO = """\
 # States and declarations

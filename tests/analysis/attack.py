@@ -20,7 +20,7 @@ from tieconv.analysis.subject import KNOWN
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.plans import forecast_retie
+from tieconv.plans.verbs.retie import forecast_retie
 from tieconv.sources.local import locate, open_files
 
 STEPS = 12

@@ -18,7 +18,7 @@ from tests.refusals import failure_of
 from tieconv.analysis.retie_section import load_model, on_text
 from tieconv.analysis.subject import split
 from tieconv.errors import TieconvError
-from tieconv.reference import Apart
+from tieconv.reference.windows import Apart
 from tieconv.reporters.html.analyze_page import plots
 from tieconv.sources.local import open_files
 

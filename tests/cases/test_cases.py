@@ -17,7 +17,7 @@ from tests.checks.remedy import run
 from tests.conftest import ROOT
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checks import RULES
+from tieconv.checks.registry import RULES
 
 BUILT = [pytest.param(case, id=name) for name, case in CASES.items() if case.build]
 

@@ -14,7 +14,7 @@ from tests.checks.fixtures.model import BERT, bert, flagged, matrix, save, vecto
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checks import RULES
+from tieconv.checks.registry import RULES
 
 CASES = cases()
 EXPECTED = json.loads(RECORD.read_text(encoding="utf-8"))

@@ -16,8 +16,9 @@ from tests.checks.remedy import run
 from tieconv.api.fixes import plan_action
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checks import RULES, is_plain
+from tieconv.checks import is_plain
 from tieconv.checks.evidence import Rule
+from tieconv.checks.registry import RULES
 
 SECTIONS = ("What it does", "Why it matters", "Example", "How to fix")
 ROOM = Path(tieconv.checks.__file__).parent

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tieconv.errors import TieconvError
-from tieconv.execute import Target, execute
+from tieconv.execute.carry_out import execute
+from tieconv.execute.target import Target
 
 from . import models
 

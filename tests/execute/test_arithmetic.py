@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from tests.patience import examples
 from tieconv.checkpoint.write_plan import Averaged, OutputTensor, OutputWeights, Plan, Promises
 from tieconv.errors import RefusedError
-from tieconv.execute import Target, arithmetic, execute
+from tieconv.execute import arithmetic
 from tieconv.execute.arithmetic import floats, midpoints, rounded, scaled
+from tieconv.execute.carry_out import execute
+from tieconv.execute.target import Target
 
 from . import models
 from .test_verify import expect, flip

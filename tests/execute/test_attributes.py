@@ -15,8 +15,9 @@ import pytest
 
 import tieconv as api
 from tests.cli.run import ok
-from tieconv.execute import Target, execute, replaces_directory
 from tieconv.execute import target as checks_module
+from tieconv.execute.carry_out import execute
+from tieconv.execute.target import Target, replaces_directory
 
 from . import models
 from .conftest import Mount

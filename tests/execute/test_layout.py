@@ -17,11 +17,12 @@ from tests.patience import examples
 from tieconv import plan_retie, plan_untie
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.checkpoint.write_plan import InlineBytes, OutputTensor, OutputWeights, Piece, Promises, Zeros
-from tieconv.execute import Target, execute
 from tieconv.execute import remote_files as multipart
+from tieconv.execute.carry_out import execute
 from tieconv.execute.file_layout import header, padding
 from tieconv.execute.file_layout import tensor_pieces as pieces
 from tieconv.execute.remote_files import Limits, Part, RemoteFile, published, remote_file, split_parts
+from tieconv.execute.target import Target
 from tieconv.formats.safetensors import PAGE
 
 from . import models

@@ -16,9 +16,10 @@ import pytest
 
 from tests.refusals import failure_of
 from tieconv.errors import DestinationError
-from tieconv.execute import Target, execute, staging
+from tieconv.execute import staging
+from tieconv.execute.carry_out import execute
 from tieconv.execute.staging import SIZE, Owner, Staging, _is_free, is_cut, parse, sweep
-from tieconv.execute.target import staging_path
+from tieconv.execute.target import Target, staging_path
 
 from . import models
 

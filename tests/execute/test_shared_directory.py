@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from tieconv.errors import TieconvError
-from tieconv.execute import Target, execute
-from tieconv.execute.target import staging_path
+from tieconv.execute.carry_out import execute
+from tieconv.execute.target import Target, staging_path
 
 from . import models
 

@@ -15,10 +15,10 @@ import pytest
 
 from tests.patience import HANGS
 from tieconv.errors import DestinationError, RefusedError, WriteFailedError
-from tieconv.execute import Target, execute
+from tieconv.execute.carry_out import execute
 from tieconv.execute.publish import Interrupts, checked, owning
 from tieconv.execute.staging import Owner, Staging, sweep
-from tieconv.execute.target import is_staging, staging_path
+from tieconv.execute.target import Target, is_staging, staging_path
 
 from . import kills, models
 

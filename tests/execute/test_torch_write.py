@@ -20,7 +20,8 @@ from tests.formats.test_torch_read import read, save, state_dicts, tensor_bytes
 from tests.patience import examples
 from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
-from tieconv.execute import Target, execute
+from tieconv.execute.carry_out import execute
+from tieconv.execute.target import Target
 from tieconv.formats.torch.archive import read_archive
 from tieconv.formats.torch.state_dict import Archive, Placed, SavedTensor, _end, lay_out, pickle_state
 from tieconv.plans.edits import Edits, files_of

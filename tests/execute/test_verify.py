@@ -13,7 +13,9 @@ import pytest
 
 from tieconv.checkpoint.write_plan import OutputTensor, OutputWeights, Plan, Promises, Scaled, TiePromise
 from tieconv.errors import UnreadableError, VerificationError
-from tieconv.execute import Target, execute, file_layout, write
+from tieconv.execute import file_layout, write
+from tieconv.execute.carry_out import execute
+from tieconv.execute.target import Target
 from tieconv.execute.verify import Verifier
 from tieconv.execute.write import Record, Shared
 from tieconv.formats.safetensors import encode_header

@@ -17,7 +17,9 @@ from safetensors.numpy import load_file
 
 from tieconv.checkpoint.write_plan import OutputTensor, OutputWeights, Promises, Scaled
 from tieconv.errors import DestinationError, RefusedError, StalePlanError
-from tieconv.execute import Target, execute, publish, replaces_directory
+from tieconv.execute import publish
+from tieconv.execute.carry_out import execute
+from tieconv.execute.target import Target, replaces_directory
 
 from . import models
 

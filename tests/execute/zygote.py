@@ -20,7 +20,7 @@ from tieconv.cli import main as tieconv
 
 
 def main() -> None:
-    for module in ("tieconv.execute", *sys.argv[1:]):
+    for module in ("tieconv.execute.carry_out", *sys.argv[1:]):
         importlib.import_module(module)
     print("ready", flush=True)
     for line in sys.stdin:

@@ -17,8 +17,9 @@ from tests.patience import examples
 from tests.refusals import failure_of
 from tieconv.checkpoint.model_files import Checkpoint, Layout, Listing
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.formats import FORMATS, is_safetensors_alone, read_checkpoint
+from tieconv.formats import is_safetensors_alone, read_checkpoint
 from tieconv.formats.directory import edit_index, read_index
+from tieconv.formats.format_choice import FORMATS
 from tieconv.sources.local import locate, open_files
 
 

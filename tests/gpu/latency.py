@@ -18,7 +18,7 @@ from tieconv.onnx.ort_session import Session
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.reference import Batch
+from tieconv.reference.model import Batch
 
 LENGTHS = (1, 8, 64, 256)
 TORCH = "torch"

@@ -18,7 +18,7 @@ from tieconv.onnx.ort_session import CPU, CUDA, Session, open_session, preload
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.reference import Batch
+from tieconv.reference.model import Batch
 
 ARENAS = {"exact": "kSameAsRequested", "default": "kNextPowerOfTwo"}
 """The allocator asks the device for what is needed, or (onnxruntime's default) for the next power of two."""

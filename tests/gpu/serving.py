@@ -17,7 +17,7 @@ from tieconv.onnx.ort_session import CPU, CUDA, Session, preload
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.reference import Batch
+from tieconv.reference.model import Batch
 
 FUSED = "attention fused"
 CAPTURED = ("gemm captured", f"{FUSED} captured")

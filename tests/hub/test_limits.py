@@ -255,7 +255,8 @@ os.environ |= {"HF_ENDPOINT": here, "HF_TOKEN": "hf_good"}
 from tieconv.errors import TieconvError
 from tieconv.sources.hub.client import Client, RemoteFile
 from tieconv.sources.hub.source import expand
-from tieconv.sources.hub.session import get_session, transferring
+from huggingface_hub.utils import get_session
+from tieconv.sources.hub.session import transferring
 from tieconv.sources import ranged as traffic
 
 traffic.MOST_KEYS = 5_000

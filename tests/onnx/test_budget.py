@@ -43,9 +43,10 @@ from tieconv.onnx.parity.batches import (
 from tieconv.onnx.parity.bindings import Bindings, Kind, Padding
 from tieconv.onnx.parity.measured_pair import WIDEST, Subject, Wishes, planned_window, reference_bytes
 from tieconv.onnx.parity.passes import make_work, pieces, run_model
-from tieconv.reference import Batch, load, position_limit
 from tieconv.reference import float64 as wide
+from tieconv.reference.model import Batch, load
 from tieconv.reference.packages import need
+from tieconv.reference.windows import position_limit
 
 pytest.importorskip("torch")
 

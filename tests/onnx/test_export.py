@@ -32,7 +32,7 @@ from tieconv.onnx.export.adapter import name_axes
 from tieconv.onnx.export.carry_out import join_ties, tied_names
 from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.parity.bindings import Kind
-from tieconv.reference import Reference, load, load_config
+from tieconv.reference.model import Reference, load, load_config
 
 torch = pytest.importorskip("torch")
 

@@ -18,7 +18,7 @@ from tieconv.checkpoint.results.parity import Parity, Verdict
 from tieconv.onnx.parity.batches import PROMPT
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.passes import Work
-from tieconv.reference import load_config
+from tieconv.reference.model import load_config
 
 ORDINARY = (("llama", "float32"), ("gemma2", "float32"), ("bert", "float32"), ("gpt2", "float16"))
 

@@ -20,7 +20,7 @@ from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.batches import cells, stepped
 from tieconv.onnx.parity.bindings import Kind, Padding, behind, bind, faults, grouped_caches, in_front
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.reference import Batch
+from tieconv.reference.model import Batch
 
 QWEN, GEMMA = (exporters.HERE / name / "model.onnx" for name in ("genai-qwen2", "genai-gemma2"))
 

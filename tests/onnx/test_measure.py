@@ -33,8 +33,8 @@ from tieconv.onnx.parity.graph_file import Graph, Value
 from tieconv.onnx.parity.judge import BINS, CELL_LIMIT, Errors, Judged, identity_gates, judge, pool, ratios
 from tieconv.onnx.parity.passes import ModelNumbers, make_work
 from tieconv.onnx.parity.validate import read_tokens
-from tieconv.reference import Batch
 from tieconv.reference.float64 import KeepFloat64
+from tieconv.reference.model import Batch
 
 pytest.importorskip("torch")
 

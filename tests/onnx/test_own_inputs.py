@@ -43,7 +43,7 @@ from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.onnx.parity.judge import lookup_gates
 from tieconv.onnx.parity.lookups import every_lookup
 from tieconv.onnx.parity.measured_pair import open_subject, read_inputs
-from tieconv.reference import Batch
+from tieconv.reference.model import Batch
 
 CONFIG = SimpleNamespace(vocab_size=50, type_vocab_size=2)
 NAMES = {role: Value(str(role), "INT64", (None, None)) for role in Role}

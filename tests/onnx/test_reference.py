@@ -19,9 +19,17 @@ from tests.onnx import exported
 from tests.onnx.exported import ROWS, config
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.onnx.parity import measured_pair as free_memory
-from tieconv.reference import Batch, Reference, architecture, load, load_config
 from tieconv.reference.float64 import KeepFloat64
-from tieconv.reference.model import exact_products, memory_of, torch_device
+from tieconv.reference.model import (
+    Batch,
+    Reference,
+    architecture,
+    exact_products,
+    load,
+    load_config,
+    memory_of,
+    torch_device,
+)
 from tieconv.reference.model import free_memory as gpu_memory
 
 

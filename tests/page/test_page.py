@@ -21,7 +21,7 @@ from tests import children
 from tests.checks.fixtures import builder
 from tests.hub.stub import Fault, Hub, start
 from tests.page.chromium import HOSTS, Chromium, Tab, chromium, proxy, serving
-from tieconv.checks import RULES
+from tieconv.checks.registry import RULES
 
 pytestmark = [
     pytest.mark.slow,

@@ -121,7 +121,7 @@ def _cases(folder: Path) -> Made:
 
 def _rules(folder: Path) -> Made:
     from tests.checks.fixtures import builder
-    from tieconv.checks import RULES
+    from tieconv.checks.registry import RULES
 
     builders = {f"{rule.code}-{kind}": builder(rule.code, kind) for rule in RULES for kind in ("bad", "good")}
     yield from _built(folder, {name: build for name, build in builders.items() if build})

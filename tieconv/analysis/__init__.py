@@ -8,9 +8,7 @@ import numpy as np
 
 from tieconv.analysis import bias_section, relation_section, retie_section, rows_section
 from tieconv.analysis.relation import Related, relate_tables
-from tieconv.analysis.relation_section import sentence
 from tieconv.analysis.retie_cost import MAPPED, REFUSED, Costs, costs, one_shape, scope
-from tieconv.analysis.retie_section import OnText, load_model, on_text, survivors
 from tieconv.analysis.subject import Subject, gradients_section, open_subject
 from tieconv.analysis.tables import lengths
 from tieconv.checkpoint.inspection import Inspection
@@ -32,7 +30,7 @@ class Findings:
     subject: Subject
     related: Related | None
     costs: Costs | None
-    measured: OnText | None = None
+    measured: retie_section.OnText | None = None
     gradients: Section | None = None
 
 
@@ -56,11 +54,11 @@ def find(
     costs_found = costs(subject, related) if related else None
     if text is None:
         return Findings(subject, related, costs_found)
-    reference = load_model(subject, text)
+    reference = retie_section.load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
     untied = related is not None and (related.kind is not Kinship.BIT_EQUAL or bool(subject.flip.third))
     may = untied and costs_found is not None and not costs_found.free and not subject.flip.barred
-    measured = on_text(reference, zero, survivors(subject) if may else {})
+    measured = retie_section.on_text(reference, zero, retie_section.survivors(subject) if may else {})
     return Findings(subject, related, costs_found, measured, gradients_section(reference, tied=not untied))
 
 
@@ -119,7 +117,7 @@ def check_kl_budget(
     if not one_shape(findings.subject):
         _refuse(findings, "the two tables have different numbers of rows", "pad or trim the vocabulary first")
     if related.kind in REFUSED | MAPPED:
-        _refuse(findings, sentence(related).rstrip("."), _leave_untied(evidence))
+        _refuse(findings, relation_section.sentence(related).rstrip("."), _leave_untied(evidence))
     table = "embedding" if survivor == "embed" else survivor
     certified = costs.certified.get(survivor)
     if certified is not None and certified <= max_kl:
@@ -128,7 +126,8 @@ def check_kl_budget(
             f"the outputs change by at most {certified:.3g} nats a token (KL, limit {max_kl:g}), proved for {covered}"
         )
     if text is None:
-        why = f"the weights give no KL bound{_withheld(findings, survivor)} if the {table} survives"
+        withheld = f" ({findings.subject.withheld})" if survivor == "embed" and findings.subject.withheld else ""
+        why = f"the weights give no KL bound{withheld} if the {table} survives"
         if certified is not None:
             why = f"the outputs may change by {certified:.3g} nats (KL), above {max_kl:g}, if the {table} survives"
         _refuse(findings, why, _measure(related.kind))
@@ -143,11 +142,6 @@ def check_kl_budget(
         f"the outputs change by {effect.mean:.3g} ± {effect.error:.1g} nats a token (KL, limit {max_kl:g}), over "
         f"{count(len(effect.kl), 'window')} of the text"
     )
-
-
-def _withheld(findings: Findings, survivor: str) -> str:
-    why = findings.subject.withheld
-    return f" ({why})" if survivor == "embed" and why else ""
 
 
 def _measure(kind: Kinship) -> str:

@@ -19,8 +19,7 @@ from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.execute.arithmetic import floats, midpoints, rounded
-from tieconv.reference import Apart, load_apart
-from tieconv.reference.windows import parameter
+from tieconv.reference.windows import Apart, load_apart, parameter
 from tieconv.text import Hint, call, count, option, shell_word, shown
 
 TITLE = "Re-tying"
@@ -34,9 +33,7 @@ STORED = "certain, because the model stores one table"
 EVERY_BYTE = "proved by comparing every byte"
 EVERY_ROW = "measured on every row"
 WITHIN_ROUNDING = "fitted, with a residual within rounding"
-BY_SHAPE = "certain, because the shapes differ"
 BY_CLASS = "certain, because it follows from the class and the config"
-CERTIFIED = "proved for every input"
 ON_TEXT = "measured on the given text; another text can differ"
 
 _OPEN = "The weights alone do not decide."
@@ -117,7 +114,7 @@ def _verdict(
     if kind in REFUSED:
         return f"No: {_refusal(kind)}.", "" if kind is Kinship.UNKNOWN else _measured(related)
     if not one_shape(subject):
-        return f"No: {_refusal(Kinship.ROW_SUBSET)}.", BY_SHAPE
+        return f"No: {_refusal(Kinship.ROW_SUBSET)}.", "certain, because the shapes differ"
     if kind in MAPPED:
         return (
             "No: a full matrix maps one table to the other, but a norm holds only one factor for each column. Undo the "
@@ -131,7 +128,7 @@ def _verdict(
         return _folded(subject, related, fold), EVERY_BYTE if fold and fold.exact else WITHIN_ROUNDING
     certain = _certainly(costs)
     if certain:
-        return certain, CERTIFIED
+        return certain, "proved for every input"
     return (on_text, ON_TEXT) if on_text else (_not_yet(related, costs, subject.withheld), "")
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 ROWS = "Rows"
 LISTED = 20
-_BROKEN = "rows of the head with NaN or infinity"
 _MASS = "probability of the rows of zeros"
 _NO_TOKENIZER = "the model directory has no tokenizer.json, vocab.json or vocab.txt"
 
@@ -115,7 +114,7 @@ def _zeros_measured(zero: Array, measured: OnText | None) -> Iterator[Measure]:
 def _broken(norms: Array) -> Iterator[Measure]:
     rows = float(np.count_nonzero(~np.isfinite(norms)))
     if rows:
-        yield Measure(_BROKEN, rows, n=len(norms), unit="rows")
+        yield Measure("rows of the head with NaN or infinity", rows, n=len(norms), unit="rows")
 
 
 def _no_tokenizer(subject: Subject) -> str:

@@ -26,7 +26,7 @@ from tieconv.inspection.equality import relate
 from tieconv.inspection.numeric.bits import FORMATS, decode
 from tieconv.inspection.ties import EQUAL
 from tieconv.inspection.view_reader import readable
-from tieconv.reference import Apart
+from tieconv.reference.windows import Apart
 from tieconv.sources.local import FileSet
 from tieconv.sources.ranged import RangedFiles
 from tieconv.text import Hint, call, shown

@@ -254,16 +254,13 @@ def _lengths(values: Array) -> Array:
         norms: Array = np.sqrt(np.einsum("ij,ij->i", values, values))
         extreme = ~((norms > SQUARED[0]) & (norms < SQUARED[1]))
         if extreme.any():
-            norms[extreme] = _careful_lengths(values[extreme])
-    return norms
-
-
-def _careful_lengths(rows: Array) -> Array:
-    """Return the length of rows whose squares may overflow: each row is first divided by its largest number."""
-    largest = np.abs(rows).max(axis=1)
-    units = rows / np.where(largest > 0, largest, 1)[:, None]
-    norms: Array = np.minimum(largest * np.sqrt(np.einsum("ij,ij->i", units, units)), np.finfo("f8").max)
-    norms[~np.isfinite(largest)] = np.nan
+            rows = values[extreme]
+            # Divide each row by its largest number first: the squares may overflow.
+            largest = np.abs(rows).max(axis=1)
+            units = rows / np.where(largest > 0, largest, 1)[:, None]
+            scaled_norms: Array = np.minimum(largest * np.sqrt(np.einsum("ij,ij->i", units, units)), np.finfo("f8").max)
+            scaled_norms[~np.isfinite(largest)] = np.nan
+            norms[extreme] = scaled_norms
     return norms
 
 

@@ -19,19 +19,14 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.inspection import Fetched as Fetched
     from tieconv.checkpoint.results.checked import CheckedModel as CheckedModel
     from tieconv.checkpoint.results.checked import CheckReport as CheckReport
-    from tieconv.checkpoint.results.fleet import CommandRun as CommandRun
     from tieconv.checkpoint.results.fleet import FleetProgress as FleetProgress
-    from tieconv.checkpoint.results.parity import Parity as Parity
     from tieconv.checkpoint.results.parity import Verdict as Verdict
     from tieconv.checkpoint.write_plan import Outcome as Outcome
-    from tieconv.checks.evidence import Rule as Rule
     from tieconv.gate.model_sources import is_collection as is_collection
     from tieconv.gate.model_sources import is_list as is_list
     from tieconv.gate.policy import Policy as Policy
-    from tieconv.onnx.export.plan import PlannedExport as PlannedExport
     from tieconv.onnx.write.plan import PlannedGraphs as PlannedGraphs
     from tieconv.planned import PlannedWrite as PlannedWrite
-    from tieconv.planned import Verify as Verify
     from tieconv.planned import WriteOptions as WriteOptions
     from tieconv.sources import is_remote as is_remote
     from tieconv.sources.hub import is_pattern as is_pattern

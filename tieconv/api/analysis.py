@@ -51,7 +51,7 @@ def analyze(
     cannot be loaded. Raises `RefusedError` if a text cannot measure the class, or if an alignment has no meaning.
     """
     from tieconv.analysis import find, report
-    from tieconv.plans import forecast_retie
+    from tieconv.plans.verbs.retie import forecast_retie
 
     words = None if text is None else read_text(str(text))
     refuse_graphs(path)

@@ -93,40 +93,16 @@ def check(
     return in_memory_too(report, policy, evidence)
 
 
-def find_policy(
-    models: Iterable[str],
-    *,
-    config: str | None = None,
-    no_config: bool = False,
-    select: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-    fail_on: str | None = None,
-    depth: Depth | str | None = None,
-    consumers: str | None = None,
-    baseline: str | None = None,
-    without_baseline: bool = False,
-    searched: Iterable[str] = (),
-) -> Policy:
-    """Return the policy for ``models``.
+def find_policy(models: Iterable[str], *, config: str | None = None, no_config: bool = False, **choices: Any) -> Policy:
+    """Return the policy for ``models`` with the ``choices`` of `make_policy`.
 
     The settings are those of ``config``; none with ``no_config``. By default they are those in the working directory
-    or the closest parent directory in the repository. Those inside a model do not count. Every model of the
-    ``searched`` directories is checked.
+    or the closest parent directory in the repository. Those inside a model do not count.
     """
     from tieconv.gate.policy import find_settings, load_settings, make_policy
 
     settings = load_settings(config) if config else Settings() if no_config else find_settings(models)
-    return make_policy(
-        settings,
-        select=select,
-        ignore=ignore,
-        fail_on=fail_on,
-        depth=depth,
-        consumers=consumers,
-        baseline=baseline,
-        without_baseline=without_baseline,
-        searched=searched,
-    )
+    return make_policy(settings, **choices)
 
 
 def ray_cluster(address: str | None = None) -> RayExecutor:

@@ -217,10 +217,13 @@ def parity(
         from tieconv.onnx.parity.measured_pair import Wishes, graph_file
         from tieconv.onnx.parity.validate import run_parity, run_quantised_parity
 
-        _check_graph(str(onnx))  # first, because the user may have left out MODEL
+        graph = graph_file(str(onnx))
+        if not os.path.lexists(graph):  # checked first, because the user may have left out MODEL
+            hint = Hint("give the graph, or a directory with model.onnx, and then the model: ", _PARITY)
+            raise UnreadableError(f"{shown(graph)}: no such file", hint, "path.absent")
         refuse_graphs(model)
         evidence = inspect(on_disk(model), depth=Depth.HEADER)
-        if quantised and os.path.isdir(graph_file(str(onnx))):
+        if quantised and os.path.isdir(graph):
             again = call("parity", str(onnx), str(model))
             one_graph = call("export", str(model), out=OUT, quantise="int8")
             problem = f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder"
@@ -255,15 +258,6 @@ def seconds_of(budget: str) -> float:
 
 
 _PARITY = call("parity", Hint("ONNX"), MODEL)
-
-
-def _check_graph(onnx: str) -> None:
-    from tieconv.onnx.parity.measured_pair import graph_file
-
-    graph = graph_file(onnx)
-    if not os.path.lexists(graph):
-        hint = Hint("give the graph, or a directory with model.onnx, and then the model: ", _PARITY)
-        raise UnreadableError(f"{shown(graph)}: no such file", hint, "path.absent")
 
 
 def _check_provider(provider: str) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from tieconv import plans
 from tieconv.api.evidence import inspect, refuse_graphs
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.value_type import check_choice, record
@@ -17,9 +16,10 @@ from tieconv.checkpoint.write_plan import Digest, NormFold, Plan, digest
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.inspection.view_reader import readable, stream
 from tieconv.opened import fetched_so_far, on_disk, opened, proved, reading, with_tokenizer
-from tieconv.plans import BiasChoice, Survivor
+from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import alone, dropping, plan_add_format
 from tieconv.plans.guards import guard_many
+from tieconv.plans.verbs import retie, untie
 from tieconv.sources import is_remote
 from tieconv.sources.local import FileSet, open_files
 from tieconv.text import Hint, call, option, parse_size, shown
@@ -119,7 +119,7 @@ def plan_retie(
     factors of a folded norm from the head back into the norm, if that is exact. Raises `RefusedError` if the function
     would change.
     """
-    choice, chosen = BiasChoice(bias), Survivor(survivor) if survivor else None
+    choice, chosen = BiasChoice(bias), retie.Survivor(survivor) if survivor else None
     words = None
     if max_kl is not None:
         if chosen is None:
@@ -135,11 +135,11 @@ def plan_retie(
 
     def make(evidence: Inspection, fold: NormFold | None = None) -> Plan:
         forced = force or max_kl is not None
-        return plans.plan_retie(evidence, bias=choice, survivor=chosen, force=forced, fold=fold)
+        return retie.plan_retie(evidence, bias=choice, survivor=chosen, force=forced, fold=fold)
 
     def measured(evidence: Inspection) -> Plan:
         if max_kl is not None:
-            return _within(evidence, make(_dense(evidence)), str(chosen), max_kl, words)
+            return _within(evidence, make, str(chosen), max_kl, words)
         return _unfolded(evidence, make) if fold_norm else make(evidence)
 
     # What is measured needs every number of both tables.
@@ -147,25 +147,21 @@ def plan_retie(
     return Source(path, embed, head, drop_other_formats, fetch).plan(measured)
 
 
-def _dense(evidence: Inspection) -> Inspection:
-    """Return the evidence about tables of floats. Raises `RefusedError` for others."""
+def _within(evidence: Inspection, make: Make, survivor: str, max_kl: float, text: str | None) -> Plan:
+    """Return the plan with the note about its cost. Raises `RefusedError` if that is more than ``max_kl``."""
     if evidence.quantised is not None:
         raise RefusedError(
             f"{shown(evidence.checkpoint.source)} has a quantised embedding or head, and --max-kl compares floats",
             Hint("leave out ", option("max_kl"), ": ", call("retie"), " ties quantised tables that are equal"),
             "tie.quantised",
         )
-    return evidence
-
-
-def _within(evidence: Inspection, plan: Plan, survivor: str, max_kl: float, text: str | None) -> Plan:
-    """Return the plan with the note about its cost. Raises `RefusedError` if that is more than ``max_kl``."""
     from tieconv.analysis import check_kl_budget
 
+    plan = make(evidence)
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
         proofs = _digests(evidence, files)
-        note = check_kl_budget(evidence, files, plans.forecast_retie(evidence), survivor, max_kl, text)
+        note = check_kl_budget(evidence, files, retie.forecast_retie(evidence), survivor, max_kl, text)
     return replace(plan, notes=(*plan.notes, note), proofs=(*plan.proofs, *proofs))
 
 
@@ -211,7 +207,7 @@ def plan_untie(
 
     ``keep_flag`` leaves the config tied. Raises `RefusedError` if the function would change.
     """
-    make = partial(plans.plan_untie, bias=BiasChoice(bias), keep_flag=keep_flag)
+    make = partial(untie.plan_untie, bias=BiasChoice(bias), keep_flag=keep_flag)
     return Source(path, embed, head, drop_other_formats, fetch).plan(make)
 
 
@@ -303,10 +299,7 @@ def plan_resize(
     chosen = resize.Fill(fill)
 
     def make(evidence: Inspection) -> Plan:
-        def mean_row(record: TensorRecord) -> bytes:
-            with reading(evidence.checkpoint) as files:
-                return _mean_row(files, record)
-
+        mean_row = partial(_mean_row, evidence.checkpoint)
         with opened(evidence.checkpoint.root) as (_, files, _):
             evidence = with_tokenizer(evidence, files)
         return resize.plan_resize(evidence, str(to), chosen, mean_row)
@@ -318,7 +311,7 @@ _ROWS = 4096
 """Number of rows of a matrix that are summed at once."""
 
 
-def _mean_row(reader: ByteReader, record: TensorRecord) -> bytes:
+def _mean_row(checkpoint: Checkpoint, record: TensorRecord) -> bytes:
     """Return the mean row of a matrix as bytes, summed in float64 and rounded once."""
     import numpy as np
 
@@ -327,10 +320,11 @@ def _mean_row(reader: ByteReader, record: TensorRecord) -> bytes:
     rows, width = record.shape
     line = record.nbytes // rows
     total = np.zeros(width)
-    for first in range(0, rows, _ROWS):
-        block = bytearray(min(_ROWS, rows - first) * line)
-        reader.read_into(record.range, first * line, memoryview(block))
-        total += floats(block, record.dtype).reshape(-1, width).sum(axis=0)
+    with reading(checkpoint) as files:
+        for first in range(0, rows, _ROWS):
+            block = bytearray(min(_ROWS, rows - first) * line)
+            files.read_into(record.range, first * line, memoryview(block))
+            total += floats(block, record.dtype).reshape(-1, width).sum(axis=0)
     return rounded(total / rows, record.dtype)
 
 

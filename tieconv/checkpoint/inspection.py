@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.weight_file import StorageUse, TensorRecord
 
 
-INSPECT_SCHEMA = "tieconv.inspect/1"
-
-
 class Depth(Choice):
     """How much an inspection reads."""
 
@@ -201,7 +198,7 @@ class Inspection(_Layers, Printed):
             "live": self.live,
         }
         return {
-            "schema": INSPECT_SCHEMA,
+            "schema": "tieconv.inspect/1",
             "tieconv": VERSION,
             "depth": str(self.depth),
             "model": self._model(),

@@ -87,12 +87,3 @@ _UNUSUAL = {DERIVED_KEY, WEIGHTS_KEY, "quantization_config", "num_nextn_predict_
 def _is_stored_once(tie: Tie) -> bool:
     states = (member.state for member in tie.members if member.stored)
     return tie.declared and tie.canonical_stored and [*states] == [State.CANONICAL]
-
-
-def __getattr__(name: str) -> object:
-    """Load ``RULES`` on the first access."""
-    if name == "RULES":
-        from tieconv.checks.registry import RULES
-
-        return RULES
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

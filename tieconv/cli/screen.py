@@ -311,7 +311,18 @@ class _Bar:
             return
         self.drawn = now
         if self._progress is None:
-            self._progress = _rich_progress(self._columns)
+            from rich import progress
+            from rich.console import Console
+
+            columns: list[ProgressColumn] = [progress.TextColumn("{task.description}", markup=False)]
+            columns += [getattr(progress, name)() for name in self._columns]
+            if "TimeRemainingColumn" in self._columns:
+                columns.append(progress.TextColumn("{task.fields[left]}", markup=False))
+            # No refresh thread: a fork or a signal during a draw would leave its lock held.
+            console = Console(file=own(err=True))
+            bar = progress.Progress(*columns, console=console, auto_refresh=False, transient=True)
+            bar.start()
+            self._progress = bar
         tasks = self._progress.tasks
         if not tasks or tasks[0].total != (total or None):
             self._progress.add_task(self.label, total=total or None, left="left" if total else "")
@@ -334,21 +345,6 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-def _rich_progress(names: tuple[str, ...]) -> Progress:
-    from rich import progress
-    from rich.console import Console
-
-    columns: list[ProgressColumn] = [progress.TextColumn("{task.description}", markup=False)]
-    columns += [getattr(progress, name)() for name in names]
-    if "TimeRemainingColumn" in names:
-        columns.append(progress.TextColumn("{task.fields[left]}", markup=False))
-    # No refresh thread: a fork or a signal during a draw would leave its lock held.
-    console = Console(file=own(err=True))
-    bar = progress.Progress(*columns, console=console, auto_refresh=False, transient=True)
-    bar.start()
-    return bar
 
 
 def fetched_line(fetched: Fetched) -> str:

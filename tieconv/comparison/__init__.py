@@ -66,7 +66,16 @@ def _tensors(
             else:
                 outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not view_a.bias_unset)
             seen.append((view_a.loader, a, b, outcome))
-        differences = _differences(name, seen)
+        # Loaders that read the same pair of tensors share one difference.
+        by_tensors: dict[object, results.TensorDifference] = {}
+        for loader, a, b, outcome in seen:
+            if outcome is None:
+                continue
+            names = [source.record.name if source else None for source in (a, b)]
+            key = (*names, outcome[0])
+            loaders = (*(by_tensors[key].loaders if key in by_tensors else ()), loader)
+            by_tensors[key] = results.TensorDifference(name, names[0], names[1], outcome[0], loaders, outcome[1])
+        differences = list(by_tensors.values())
         differing.extend(differences)
         equal += bool(seen) and not differences
     return equal, tuple(sorted(differing, key=lambda difference: difference.name))
@@ -74,19 +83,6 @@ def _tensors(
 
 _Seen = tuple[str, Source | None, Source | None, Outcome]
 """A loader, the stored tensors of a parameter in both models, and their difference."""
-
-
-def _differences(name: str, seen: list[_Seen]) -> list[results.TensorDifference]:
-    """Return one difference for each pair of tensors that loaders read for the parameter."""
-    by_tensors: dict[object, results.TensorDifference] = {}
-    for loader, a, b, outcome in seen:
-        if outcome is None:
-            continue
-        names = [source.record.name if source else None for source in (a, b)]
-        key = (*names, outcome[0])
-        loaders = (*(by_tensors[key].loaders if key in by_tensors else ()), loader)
-        by_tensors[key] = results.TensorDifference(name, names[0], names[1], outcome[0], loaders, outcome[1])
-    return list(by_tensors.values())
 
 
 def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_is_absent: bool) -> Outcome:

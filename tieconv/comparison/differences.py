@@ -13,12 +13,12 @@ from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Layout
 from tieconv.checkpoint.quantised_matrix import QuantisedMatrix
 from tieconv.checkpoint.results import comparison as results
 from tieconv.checkpoint.results.push import Effect
-from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 from tieconv.comparison.pair import Pair, Relations, Source, of_side
 from tieconv.inspection.quantised.survey_quantised import Table, relate_tables
 from tieconv.inspection.view_reader import is_costly
+from tieconv.loaders.evidence import is_zero
 from tieconv.sources import local
 from tieconv.sources.digest import same_hash
 from tieconv.text import count, json_value, shown, size
@@ -227,7 +227,8 @@ def _tensors(sides: _Sides) -> Iterator[Effect]:
     for name in sorted(before.keys() - after.keys()):
         yield Effect("drop", name, _noted(before[name], _twin(sides.before, name, after)))
     for name in sorted(after.keys() - before.keys()):
-        yield Effect("add", name, _noted(after[name], _twin(sides.after, name, after) or _zero(sides.after, name)))
+        note = _twin(sides.after, name, after) or ("all zero" if is_zero(sides.after, name) else "")
+        yield Effect("add", name, _noted(after[name], note))
     equal, uncompared = 0, 0
     for name in sorted(before.keys() & after.keys()):
         difference = _changed(sides, before[name], after[name])
@@ -261,11 +262,6 @@ def _twin(inspection: Inspection, name: str, stored: Collection[str]) -> str:
         if name in duplicate.tensors and duplicate.kind in _EQUAL and twin:
             return f"the bytes of {shown(twin)}"
     return ""
-
-
-def _zero(inspection: Inspection, name: str) -> str:
-    bias = inspection.head.output_bias
-    return "all zero" if bias is not None and bias.name == name and bias.state is BiasState.ZERO else ""
 
 
 def _changed(sides: _Sides, old: TensorRecord, new: TensorRecord) -> str | None:

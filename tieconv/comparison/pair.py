@@ -15,7 +15,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.inspection.equality import bias_summary, equal, relate
 from tieconv.inspection.view_reader import readable
-from tieconv.loaders.evidence import head_pair, in_file
+from tieconv.loaders.evidence import head_pair, in_file, is_zero
 from tieconv.loaders.load import MLX_LM, bias_unset, load, releases
 from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.sources.digest import same_hash
@@ -317,7 +317,8 @@ def _view(inspection: Inspection, key: ParameterNames, loaded: Loaded, *releases
     for name in biases:
         sources.drop(key.of(name))
     read = _bias(inspection, loaded, biases)
-    if read is not None and not _starts_so(inspection, read):
+    # A class that starts an absent bias at zero computes the same without a stored zero.
+    if read is not None and (bias_unset(inspection.family) or not is_zero(inspection, read)):
         sources[HEAD_BIAS] = Source(tensors[read])
     unset = bool(releases) and bias_unset(inspection.family, *releases)
     trouble, refused = _trouble(inspection, loaded, key), loaded.refused(Cause.NAMES) is not None
@@ -345,13 +346,6 @@ def _bias(inspection: Inspection, loaded: Loaded, biases: list[str]) -> str | No
     if inspection.family.output_biases or not biases:
         return loaded.source(biases[-1]) if biases else None
     return biases[-1] if biases[-1] in inspection.checkpoint.tensors and biases[-1] not in loaded.unread else None
-
-
-def _starts_so(inspection: Inspection, name: str) -> bool:
-    """Return whether a stored bias is all zero, and the class starts an absent one at zero."""
-    bias = inspection.head.output_bias
-    zero = bias is not None and bias.name == name and bias.state is BiasState.ZERO
-    return zero and not bias_unset(inspection.family)
 
 
 def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:

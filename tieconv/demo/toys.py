@@ -141,7 +141,6 @@ def tokenizer(words: tuple[str, ...]) -> dict[str, object]:
 # Analyze the toys of one run as they were written. Imports numpy.
 
 WHICH = "Which table of an untied toy does the table of a tied toy resemble?"
-BY_CONSTRUCTION = "tied by construction"
 
 
 @record
@@ -167,7 +166,7 @@ def analyze_toys(out: Path, directory: Path, text: Text, losses: Mapping[str, Lo
             maps.append(_map(untied, untied.head, "untied output embedding", text))
     answer = Headline(WHICH, alignment.sentence, alignment.certainty)
     sections = (alignment, *maps, _training(text, losses))
-    return Analysis(str(out), sections, BY_CONSTRUCTION, alignment.sentence, answer)
+    return Analysis(str(out), sections, "tied by construction", alignment.sentence, answer)
 
 
 def _named(subject: Subject, name: str) -> Subject:

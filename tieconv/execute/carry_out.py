@@ -13,28 +13,10 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import OutputWeights, Plan
 from tieconv.errors import VerificationError
 from tieconv.execute import publish, tree
+from tieconv.execute import target as targets
 from tieconv.execute.copy import Like, first_like, inherit_directory, notes
 from tieconv.execute.file_layout import file_layout
-from tieconv.execute.publish import Interrupts, check_unchanged, checked, interrupts, owning, standing
-from tieconv.execute.publish import exchange_in_place as exchange
 from tieconv.execute.staging import Staging, resumable, sweep
-from tieconv.execute.target import (
-    Target,
-    beside,
-    changed_names,
-    check_fresh,
-    check_place,
-    check_target,
-    destination,
-    has_graphs,
-    is_file,
-    linked_names,
-    replaces_directory,
-    source_path,
-    source_root,
-    stale,
-)
-from tieconv.execute.tree import writing
 from tieconv.execute.verify import Verifier, blame_source, check_dropped, check_promises, check_source_sums
 from tieconv.execute.write import ByteMeter, Progress, Record, Syncer, Writer, is_finished
 from tieconv.sources.user_files import new_file
@@ -43,15 +25,15 @@ Prove = Callable[[Path], None]
 """Raises a `TieconvError` if the staged model is not what was promised. It gets the path of the model."""
 
 
-def clear(plan: Plan, target: Target) -> None:
+def clear(plan: Plan, target: targets.Target) -> None:
     """Remove the leftovers of a killed run, except what `execute` can resume if the target says so."""
-    final = destination(plan, target)
+    final = targets.destination(plan, target)
     if not (target.resume and resumable(final)):
         sweep(final)
 
 
 def execute(
-    plan: Plan, target: Target, *, reinspect: Callable[[Path], Inspection], progress: Progress | None = None
+    plan: Plan, target: targets.Target, *, reinspect: Callable[[Path], Inspection], progress: Progress | None = None
 ) -> tuple[str, ...]:
     """Write what ``plan`` promises to ``target``, as `carry_out` does.
 
@@ -62,7 +44,7 @@ def execute(
 
 def carry_out(
     plan: Plan,
-    target: Target,
+    target: targets.Target,
     prove: Prove,
     progress: Progress | None = None,
     recheck: Callable[[], None] = lambda: None,
@@ -76,19 +58,19 @@ def carry_out(
     if the system stops the write, and `VerificationError` if the bytes read back differ from the plan. SIGINT ends it
     with `KeyboardInterrupt`, SIGTERM and SIGHUP with `SystemExit`.
     """
-    final = destination(plan, target)
-    with interrupts() as signals:
+    final = targets.destination(plan, target)
+    with publish.interrupts() as signals:
         if target.resume and resumable(final):
-            check_target(plan, target)
+            targets.check_target(plan, target)
         else:
-            checked(final, lambda: check_target(plan, target))
+            publish.checked(final, lambda: targets.check_target(plan, target))
         if target.in_place and plan.changes_nothing:
             sweep(final)
             return ()
-        swaps = replaces_directory(plan, target)
+        swaps = targets.replaces_directory(plan, target)
         meter = ByteMeter.of(plan, target, progress)
-        job = _Job(plan, target, final, prove, recheck, meter, source_root(plan), swaps)
-        return owning(final, signals, lambda staging: job.run(staging, signals), resume=target.resume)
+        job = _Job(plan, target, final, prove, recheck, meter, targets.source_root(plan), swaps)
+        return publish.owning(final, signals, lambda staging: job.run(staging, signals), resume=target.resume)
 
 
 @record
@@ -96,7 +78,7 @@ class _Job:
     """One execution. ``final`` is OUT as `destination` returns it; ``swaps`` says that a new directory replaces it."""
 
     plan: Plan
-    target: Target
+    target: targets.Target
     final: Path
     prove: Prove
     recheck: Callable[[], None]
@@ -104,9 +86,9 @@ class _Job:
     root: Path
     swaps: bool
 
-    def run(self, staging: Staging, signals: Interrupts) -> tuple[str, ...]:
-        check_place(self.plan, self.target)
-        with writing(self.final.name, self.final.parent, 0):
+    def run(self, staging: Staging, signals: publish.Interrupts) -> tuple[str, ...]:
+        targets.check_place(self.plan, self.target)
+        with tree.writing(self.final.name, self.final.parent, 0):
             replaced = os.lstat(self.final) if self.swaps else None
             if self.swaps and self.target.in_place and not publish.can_exchange(staging.held):
                 raise publish.cannot_exchange(self.final)
@@ -117,14 +99,14 @@ class _Job:
             writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._like)
             before = self._write(staging, writer, finished)
             self._prove(staging, writer, before)
-            with writing(self.final.name, staging.held, self.plan.bytes_written):
+            with tree.writing(self.final.name, staging.held, self.plan.bytes_written):
                 syncer.finish()
         finally:
             syncer.stop()
-        with writing(self.final.name, staging.held, 0):
+        with tree.writing(self.final.name, staging.held, 0):
             self._finish_directories(staging, writer.record)
         self._look_again(staging, writer.record, before)
-        with signals.shielded(), writing(self.final.name, staging.held, 0):
+        with signals.shielded(), tree.writing(self.final.name, staging.held, 0):
             staging.check()
             self._publish(staging, replaced, before)
         return (*notes(writer.record.lost), *writer.record.resumed(len(self.plan.weights)))
@@ -138,31 +120,31 @@ class _Job:
             writer.text(text)
         if self.target.in_place and self.swaps:
             # The whole directory, ``.git`` included, without the files that change or go.
-            copied = linked_names(self.plan) if has_graphs(self.plan) else ()
+            copied = targets.linked_names(self.plan) if targets.has_graphs(self.plan) else ()
             for name in copied:
                 writer.companion(name)
             before = tree.states(self.final)
-            with writing(self.final.name, staging.held, 0):
-                tree.link(self.final, staging.new, {*changed_names(self.plan), *self.plan.removed, *copied})
+            with tree.writing(self.final.name, staging.held, 0):
+                tree.link(self.final, staging.new, {*targets.changed_names(self.plan), *self.plan.removed, *copied})
             return before
         bring = writer.companion
         if self.target.in_place:
             bring = writer.share
         elif self.target.hardlink:
             bring = writer.hardlink
-        for name in linked_names(self.plan):
+        for name in targets.linked_names(self.plan):
             bring(name)
         return {}
 
     def _staged_name(self, weights: OutputWeights) -> str:
-        return self.final.name if is_file(self.plan) and weights is self.plan.weights[0] else weights.name
+        return self.final.name if targets.is_file(self.plan) and weights is self.plan.weights[0] else weights.name
 
     def _like(self, name: str) -> Like | None:
         """Return the file that an output replaces, or else the file that it is made from."""
-        whole = not is_file(self.plan)
+        whole = not targets.is_file(self.plan)
         replaced = self.final / name if whole else self.final
         replaces = self.target.overwrite or self.target.in_place
-        return first_like(replaced if replaces else None, self.root / name if whole else source_path(self.plan))
+        return first_like(replaced if replaces else None, self.root / name if whole else targets.source_path(self.plan))
 
     def _prove(self, staging: Staging, writer: Writer, before: Mapping[str, FileState]) -> None:
         full, record = self.target.verify == "full", writer.record
@@ -190,30 +172,30 @@ class _Job:
         return verifier.weights(weights, name)
 
     def _expected(self, before: Mapping[str, FileState]) -> set[str]:
-        if is_file(self.plan):
-            return {self._file_name(), *beside(self.plan)}
+        if targets.is_file(self.plan):
+            return {self._file_name(), *targets.beside(self.plan)}
         if before:
             existing = {name for name, state in before.items() if not tree.is_directory(state)}
-            return (existing - set(self.plan.removed)) | set(changed_names(self.plan))
-        return {*changed_names(self.plan), *linked_names(self.plan)}
+            return (existing - set(self.plan.removed)) | set(targets.changed_names(self.plan))
+        return {*targets.changed_names(self.plan), *targets.linked_names(self.plan)}
 
     def _file_name(self) -> str:
         return self.final.name if self.plan.weights else self.plan.links[0].name
 
     def _inspectable(self, staging: Staging) -> Path:
         """Return the path to inspect; a lone file needs beside it the config that the plan used."""
-        if not is_file(self.plan):
+        if not targets.is_file(self.plan):
             return staging.new
         config = self.plan.checkpoint.config
         if config is not None:
             path = staging.new / config.name
-            with writing(config.name, staging.held, len(config.text)), new_file(path) as file:
+            with tree.writing(config.name, staging.held, len(config.text)), new_file(path) as file:
                 file.write(config.text.encode())
         return staging.new / self._file_name()
 
     def _finish_directories(self, staging: Staging, record: Record) -> None:
         """Give each directory the mode and owner of the one that it replaces, and make it durable."""
-        if is_file(self.plan):
+        if targets.is_file(self.plan):
             return
         for directory in tree.directories(staging.new):
             name = directory.relative_to(staging.new)
@@ -227,29 +209,29 @@ class _Job:
     def _look_again(self, staging: Staging, record: Record, before: Mapping[str, FileState]) -> None:
         """Check that no source file and no replaced file changed during the write."""
         relinked = tree.relinked(staging.new)
-        check_fresh(self.plan, relinked)
+        targets.check_fresh(self.plan, relinked)
         for name, state in record.sources.items():
             if not state.is_still(tree.file_state_at(self.root / name), relinked):
-                raise stale(name)
+                raise targets.stale(name)
         staged = {weights.name: self._staged_name(weights) for weights in self.plan.weights}
         check_dropped(self.plan, self.root, staging.new, staged)
         if before:
-            check_unchanged(self.final, before)
+            publish.check_unchanged(self.final, before)
         self.recheck()
-        check_place(self.plan, self.target)
+        targets.check_place(self.plan, self.target)
 
     def _publish(self, staging: Staging, replaced: os.stat_result | None, before: Mapping[str, FileState]) -> None:
         if replaced is not None:
-            with standing(self.final):
+            with publish.standing(self.final):
                 if self.target.in_place:
-                    exchange(staging.new, self.final, replaced, before)
+                    publish.exchange_in_place(staging.new, self.final, replaced, before)
                 else:
                     staging.set_aside(replaced)
                     publish.publish_directory(staging.new, self.final, staging.old, replaced)
-        elif is_file(self.plan):
+        elif targets.is_file(self.plan):
             self._publish_file(staging)
         elif self.target.in_place:
-            for name in changed_names(self.plan):
+            for name in targets.changed_names(self.plan):
                 publish.publish_file(staging.new / name, self.final / name)
         else:
             publish.publish_new(staging.new, self.final)
@@ -258,7 +240,7 @@ class _Job:
         """Rename a lone file. The data of a graph is renamed before it, so a graph never lacks its data."""
         named: list[Path] = []
         try:
-            for name in beside(self.plan):
+            for name in targets.beside(self.plan):
                 staging.set_data(os.lstat(staging.new / name))
                 path = self.final.parent / name
                 again = self.target.in_place and os.path.lexists(path)

@@ -19,7 +19,6 @@ from tieconv.checkpoint.write_plan import InlineBytes, Plan, RemoteTransfer
 from tieconv.errors import DestinationError, RefusedError, TieconvError, VerificationError
 from tieconv.execute import remote_files as multipart
 from tieconv.execute.publish import interrupts
-from tieconv.execute.remote_files import Part, RemoteFile, published, remote_file, split_parts
 from tieconv.execute.target import check_contents, is_file, linked_names, stale
 from tieconv.execute.verify import check_promises
 from tieconv.sources.objects.source import CopyUnsupportedError, open_model, require_copier
@@ -58,7 +57,7 @@ def check_remote_target(plan: Plan, out: str, options: Mapping[str, object]) -> 
     if options.get("resume"):
         problem = f"{shown(out)}: tieconv resumes only a write to a local path"
         raise DestinationError(problem, Hint("give a local path with ", option("out")), "out.resume")
-    if is_file(plan) or not published(plan):
+    if is_file(plan) or not multipart.published(plan):
         problem = f"{shown(plan.checkpoint.source)} has no config or index that tieconv can write last"
         hint = "give a model directory with its config, or write to a local path"
         raise RefusedError(problem, hint, "out.remote-file")
@@ -156,7 +155,7 @@ class NewPrefix:
         if self.listed({name: entry.size for name, entry in stored.items()}) != stored:
             problem = f"{shown(str(self.writer.path))}: another program changed an object while tieconv wrote"
             raise DestinationError(problem, ANOTHER_OUT, "out.replaced")
-        for name in published(self.plan):
+        for name in multipart.published(self.plan):
             waiting([partial(self.create, name, documents[name], create)])
         self.written.clear()
         with suppress(TieconvError):  # the model is complete; docs/object-stores.md names the file
@@ -164,7 +163,7 @@ class NewPrefix:
 
     def discard(self) -> None:
         """Remove what this write made, the documents that make it visible first and the claim last."""
-        first = [name for name in reversed(published(self.plan)) if name in self.written]
+        first = [name for name in reversed(multipart.published(self.plan)) if name in self.written]
         rest = sorted(self.written.difference(first, [CLAIM]))
         with suppress(TieconvError):  # the first error is the one to report, and the claim says that files are left
             self.writer.delete([*first, *rest, *self.written.intersection([CLAIM])])
@@ -185,7 +184,7 @@ def waiting(works: Iterable[Callable[[], T]]) -> list[T]:
 def documents(plan: Plan, read: Callable[[str], bytes]) -> dict[str, bytes]:
     """Return the documents that are written last. ``read`` returns an unchanged one."""
     texts = {text.name: text.text.encode() for text in plan.texts}
-    return {name: texts[name] if name in texts else read(name) for name in published(plan)}
+    return {name: texts[name] if name in texts else read(name) for name in multipart.published(plan)}
 
 
 def differs(label: str) -> VerificationError:
@@ -195,7 +194,7 @@ def differs(label: str) -> VerificationError:
 
 def names_of(entries: Iterable[tuple[str, int]], plan: Plan) -> dict[str, int]:
     """Return names and sizes of all files that are written before the documents that make the model visible."""
-    closing = published(plan)
+    closing = multipart.published(plan)
     return {name: size for name, size in entries if name not in closing}
 
 
@@ -258,8 +257,8 @@ class _Copy:
     def __post_init__(self) -> None:
         self.writer = self.prefix.writer
         self.bucket = self.files.listed.path.bucket
-        self.made = [remote_file(self.plan, output) for output in self.plan.weights]
-        closing = published(self.plan)
+        self.made = [multipart.remote_file(self.plan, output) for output in self.plan.weights]
+        closing = multipart.published(self.plan)
         self.links = [name for name in linked_names(self.plan) if name not in closing]
         self.texts = {text.name: text.text.encode() for text in self.plan.texts if text.name not in closing}
         self.total = sum(file.size for file in self.made) + sum(map(self.files.size, self.links))
@@ -273,8 +272,8 @@ class _Copy:
         big = [name for name in self.links if self.files.size(name) > multipart.S3.copy]
         for name in big:
             whole = ByteRange(name, 0, self.files.size(name))
-            parts = tuple(split_parts([(whole.size, True)], multipart.S3))
-            self._multipart(RemoteFile(name, (whole,), parts), self._attributes(name))
+            parts = tuple(multipart.split_parts([(whole.size, True)], multipart.S3))
+            self._multipart(multipart.RemoteFile(name, (whole,), parts), self._attributes(name))
         waiting(partial(self._link, name) for name in self.links if name not in big)
         for name, data in self.texts.items():
             waiting([partial(self.prefix.create, name, data, self.create)])
@@ -300,7 +299,7 @@ class _Copy:
         self.copier.copy(self.writer.path.key(name), self.bucket, source, self._attributes(name))
         self._tick(copied=source.size)
 
-    def _multipart(self, file: RemoteFile, attributes: dict[str, Any]) -> None:
+    def _multipart(self, file: multipart.RemoteFile, attributes: dict[str, Any]) -> None:
         key, label = self.writer.path.key(file.name), self.writer.label(file.name)
 
         def start() -> str:
@@ -313,7 +312,7 @@ class _Copy:
         waiting([partial(self.copier.complete, key, label, upload, etags)])
         del self.uploads[key]
 
-    def _part(self, file: RemoteFile, upload: str, number: int, part: Part) -> str:
+    def _part(self, file: multipart.RemoteFile, upload: str, number: int, part: multipart.Part) -> str:
         key = self.writer.path.key(file.name)
         if part.piece is not None:
             (span,) = file.spans(part.start, part.end)
@@ -438,5 +437,5 @@ def upload(
             with signals.shielded():
                 prefix.discard()
             raise
-    sent = sum(sizes.values()) + sum(len(closing[name]) for name in published(plan))
+    sent = sum(sizes.values()) + sum(len(closing[name]) for name in multipart.published(plan))
     return RemoteTransfer("upload", read + writer.bytes, sent, 0, why)

@@ -327,7 +327,14 @@ def _settled(home: int, directory: int, path: Path, final: Path) -> Iterator[int
         if not is_at(marker, MARKER, directory):
             yield None  # its owner removed it before this run had the lock
             return
-        owner = _owner(marker, directory, path)
+        # A marker that a kill cut short must be alone.
+        data = os.pread(marker, SIZE + 1, 0)
+        owner = parse(data)
+        if owner is None and not (is_cut(data) and os.listdir(directory) == [MARKER]):
+            raise in_the_way(path, "tieconv did not make it")
+        if owner is not None and not owner.is_gone:
+            hint = f"wait until that process has ended, then remove what it left: rm -r {shell_word(str(path))}"
+            raise in_the_way(path, f"{owner} may still be writing to it", hint)
         # Check that only a run's directories are beside the marker. `OLD` must be the one that the run set aside.
         for name in os.listdir(directory):
             if name == MARKER:
@@ -384,18 +391,6 @@ def is_at(descriptor: int, name: str, directory: int) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=directory, follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def _owner(marker: int, directory: int, path: Path) -> Owner | None:
-    """Return the owner, which has ended; ``None`` for a marker that a kill cut short, which must be alone."""
-    data = os.pread(marker, SIZE + 1, 0)
-    owner = parse(data)
-    if owner is None and not (is_cut(data) and os.listdir(directory) == [MARKER]):
-        raise in_the_way(path, "tieconv did not make it")
-    if owner is not None and not owner.is_gone:
-        hint = f"wait until that process has ended, then remove what it left: rm -r {shell_word(str(path))}"
-        raise in_the_way(path, f"{owner} may still be writing to it", hint)
-    return owner
 
 
 def _remove_data(home: int, final: Path, owner: Owner | None) -> None:

@@ -233,7 +233,12 @@ def check_target(plan: Plan, target: Target) -> None:
     with writing(final.name, final.parent, 0):
         check_place(plan, target)
         check_fresh(plan)
-        _check_space(plan, target)
+        # Blocks that the file system can share need no space.
+        shares = _can_share(plan, final.parent)
+        needed = bytes_in_place_of_shared(plan) if shares else plan.bytes_written + bytes_copied(plan, target)
+        free = free_bytes(final.parent) + (tree.allocated(staging_path(final)) if target.resume else 0)
+        if needed > free:
+            raise no_space(final.name, needed, free)
 
 
 def check_far_target(plan: Plan, target: Target) -> None:
@@ -262,22 +267,26 @@ def check_place(plan: Plan, target: Target) -> None:
     else:
         check_apart(plan, target, final)
         check_out(plan, target, final)
-    _check_beside(plan, target, final)
-    _check_parent(plan, target, final)
-
-
-def beside(plan: Plan) -> tuple[str, ...]:
-    """Return the files of a lone file's plan that are written beside it: the data of a graph."""
-    return tuple(output.name for output in plan.weights[1:]) if is_file(plan) else ()
-
-
-def _check_beside(plan: Plan, target: Target, final: Path) -> None:
     for name in beside(plan):
         path = final.parent / name
         # In place the name contains a hash of the source, so an existing file is from a killed run.
         if os.path.lexists(path) and not (target.in_place and path.is_file() and not path.is_symlink()):
             problem = f"{shown(path)} already exists, but the graph's data needs this name"
             raise DestinationError(problem, ANOTHER_OUT, "out.exists")
+    parent = final.parent
+    if not parent.is_dir():
+        raise DestinationError(f"{shown(parent)} is not a directory", f"mkdir -p {shown(parent)}", "out.no-parent")
+    swaps = replaces_directory(plan, target)
+    within = target.in_place and not is_file(plan) and not swaps
+    # A rename needs write permission on the directory itself: its ".." entry changes.
+    for directory in (final,) if within else (parent, final) if swaps else (parent,):
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise DestinationError(f"you have no permission to write to {shown(directory)}", ELSEWHERE, "out.read-only")
+
+
+def beside(plan: Plan) -> tuple[str, ...]:
+    """Return the files of a lone file's plan that are written beside it: the data of a graph."""
+    return tuple(output.name for output in plan.weights[1:]) if is_file(plan) else ()
 
 
 def check_names(plan: Plan) -> None:
@@ -317,18 +326,6 @@ def _in_place_faults(plan: Plan, target: Target, final: Path) -> Iterator[tuple[
         yield f"{shown(final)} is a mount point, so tieconv cannot replace it in one step", "in-place.mount"
 
 
-def _check_parent(plan: Plan, target: Target, final: Path) -> None:
-    parent = final.parent
-    if not parent.is_dir():
-        raise DestinationError(f"{shown(parent)} is not a directory", f"mkdir -p {shown(parent)}", "out.no-parent")
-    swaps = replaces_directory(plan, target)
-    within = target.in_place and not is_file(plan) and not swaps
-    # A rename needs write permission on the directory itself: its ".." entry changes.
-    for directory in (final,) if within else (parent, final) if swaps else (parent,):
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise DestinationError(f"you have no permission to write to {shown(directory)}", ELSEWHERE, "out.read-only")
-
-
 def check_fresh(plan: Plan, relinked: Collection[tuple[int, int]] = ()) -> None:
     """Raise `StalePlanError` if a file changed after the plan was made.
 
@@ -350,16 +347,6 @@ def check_fresh(plan: Plan, relinked: Collection[tuple[int, int]] = ()) -> None:
 def stale(name: str) -> StalePlanError:
     """Return the error for a source file that changed."""
     return StalePlanError(f"{shown(name)} changed after the plan was made", "run the command again", "plan.stale")
-
-
-def _check_space(plan: Plan, target: Target) -> None:
-    """Check the space for all that must be stored anew; blocks that the file system can share need none."""
-    final = destination(plan, target)
-    shares = _can_share(plan, final.parent)
-    needed = bytes_in_place_of_shared(plan) if shares else plan.bytes_written + bytes_copied(plan, target)
-    free = free_bytes(final.parent) + (tree.allocated(staging_path(final)) if target.resume else 0)
-    if needed > free:
-        raise no_space(final.name, needed, free)
 
 
 def _can_share(plan: Plan, directory: Path) -> bool:

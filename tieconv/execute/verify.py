@@ -20,7 +20,6 @@ from tieconv.execute import tree, write
 from tieconv.execute.arithmetic import scaled
 from tieconv.execute.copy import BLOCK, Tick, read_blocks, read_full
 from tieconv.execute.file_layout import checksum, file_layout, places
-from tieconv.execute.write import SCALE_BLOCK, Record, Shared, computed_blocks
 from tieconv.formats.safetensors import read_weight_file
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.equality import equal
@@ -38,7 +37,7 @@ class Verifier:
 
     root: Path
     new: Path
-    record: Record
+    record: write.Record
     full: bool
     tick: Tick
 
@@ -72,7 +71,7 @@ class Verifier:
         elif isinstance(content, write_plan.Scaled):
             offset = first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
         else:
-            offset = first_unlike_blocks(computed_blocks(sources, content), descriptor, start, self.tick)
+            offset = first_unlike_blocks(write.computed_blocks(sources, content), descriptor, start, self.tick)
         if offset is not None:
             tensor = _tensor_at(file, offset)
             of = f"tensor {shown(tensor)} " if tensor else ""
@@ -161,7 +160,7 @@ def _check_header(file: WeightFile, output: write_plan.OutputWeights, name: str)
         _fail(name, f"tensor {shown(extra)} is not in the plan", "header")
 
 
-def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[int, int]]:
+def _outside(trusted: Iterable[write.Shared], start: int, end: int) -> Iterator[tuple[int, int]]:
     for stretch in sorted(trusted, key=lambda stretch: stretch.start):
         if stretch.end <= start or stretch.start >= end:
             continue
@@ -201,22 +200,18 @@ def check_dropped(plan: write_plan.Plan, root: Path, staged: Path, staged_names:
     if not plan.proofs:
         return
     if plan.checkpoint.table:
-        _check_chunked(plan, root)
+        # A training checkpoint: check the copies chunk by chunk.
+        with open_files(root) as sources:
+            reader = ChunkReader(sources, plan.checkpoint.tensors.values(), plan.checkpoint.table)
+            for proof in plan.proofs:
+                assert isinstance(proof, write_plan.Equal)  # convert drops nothing else
+                if not equal(reader, proof.tensor.range, proof.survivor.range):
+                    raise _changed(proof)
         return
     with open_files(root) as sources, open_files(staged) as written:
         survivors = _Survivors(plan.weights, staged, staged_names, sources, written)
         for proof in plan.proofs:
             if not _holds(proof, sources, survivors):
-                raise _changed(proof)
-
-
-def _check_chunked(plan: write_plan.Plan, root: Path) -> None:
-    """Check the copies that a training checkpoint holds once more, chunk by chunk."""
-    with open_files(root) as sources:
-        reader = ChunkReader(sources, plan.checkpoint.tensors.values(), plan.checkpoint.table)
-        for proof in plan.proofs:
-            assert isinstance(proof, write_plan.Equal)  # convert drops nothing else
-            if not equal(reader, proof.tensor.range, proof.survivor.range):
                 raise _changed(proof)
 
 
@@ -346,9 +341,9 @@ def first_unlike_blocks(
 def first_unscaled(source: int, descriptor: int, start: int, content: write_plan.Scaled, tick: Tick) -> int | None:
     """Return the first written block that, scaled back, differs from its source; an exact product can be undone."""
     size = content.range.size
-    written = read_blocks(descriptor, start, size, SCALE_BLOCK)
+    written = read_blocks(descriptor, start, size, write.SCALE_BLOCK)
     for (done, expected), (_, actual) in zip(
-        read_blocks(source, content.range.start, size, SCALE_BLOCK), written, strict=True
+        read_blocks(source, content.range.start, size, write.SCALE_BLOCK), written, strict=True
     ):
         if not _is_multiple(expected, actual, content.dtype, -content.exponent):
             return start + done
@@ -417,17 +412,12 @@ def check_source_sums(plan: write_plan.Plan, root: Path, *, full: bool) -> None:
     stored_spans = {span for output in plan.weights for span in _source_spans(output)}
     _check_files(plan, root, stored_spans, full)
     if plan.checkpoint.table:
-        _check_chunks(plan, root)
-
-
-def _check_chunks(plan: write_plan.Plan, root: Path) -> None:
-    """Check the archives of all chunks that go into the output."""
-    with open_files(root) as sources:
-        reader = ChunkReader(sources, (), plan.checkpoint.table)
-        for output in plan.weights:
-            for content in output.contents:
-                if isinstance(content, write_plan.Assembled):
-                    reader.check_sums(content.tensor)
+        with open_files(root) as sources:
+            reader = ChunkReader(sources, (), plan.checkpoint.table)
+            for output in plan.weights:
+                for content in output.contents:
+                    if isinstance(content, write_plan.Assembled):
+                        reader.check_sums(content.tensor)
 
 
 def blame_source(plan: write_plan.Plan, root: Path) -> None:

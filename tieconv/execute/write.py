@@ -171,19 +171,18 @@ class Writer:
         with local.closing(open_regular(self.root / name, self.root)) as source:
             status = os.fstat(source)
             self.record.sources[name] = file_state(source)
-            with writing(name, self.new, status.st_size):
-                self._bring(name, source, status)
+            with (
+                writing(name, self.new, status.st_size),
+                self._created(name, self.like(name) or copy.Like(self.root / name, False)) as descriptor,
+            ):
+                if copy.clone(source, descriptor):
+                    extents = [(0, status.st_size)]
+                    self.tick(status.st_size)
+                else:
+                    extents = copy.copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
+                self.record.shared[name] = [Shared(start, end, name, 0) for start, end in extents]
+                os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
         self.record.companions.append(name)
-
-    def _bring(self, name: str, source: int, status: os.stat_result) -> None:
-        with self._created(name, self.like(name) or copy.Like(self.root / name, False)) as descriptor:
-            if copy.clone(source, descriptor):
-                extents = [(0, status.st_size)]
-                self.tick(status.st_size)
-            else:
-                extents = copy.copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
-            self.record.shared[name] = [Shared(start, end, name, 0) for start, end in extents]
-            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def hardlink(self, name: str) -> None:
         """Hard-link an unchanged file. Raises `RefusedError` if the system cannot."""

@@ -78,12 +78,3 @@ def holds_graphs(listing: Listing) -> bool:
     from tieconv.formats.format_choice import holds_weights
 
     return not holds_weights(listing)
-
-
-def __getattr__(name: str) -> object:
-    """Return ``FORMATS``, imported on first use."""
-    if name == "FORMATS":
-        from tieconv.formats.format_choice import FORMATS
-
-        return FORMATS
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -58,7 +58,8 @@ class Model(Format):
 def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne) -> Checkpoint:
     """Read the checkpoint that ``listing`` names. Raises `UnreadableError` for malformed or ambiguous input."""
     weight_set = _find_weights(naming, listing, files)
-    prepare(files, weight_set.weights)
+    if hasattr(files, "prepare"):  # a remote source fetches the headers ahead
+        files.prepare(weight_set.weights)
     pairs = [read_one(files, name) for name in weight_set.weights]
     weights = tuple(file for file, _ in pairs)
     cautions = [*weight_set.cautions, *(caution for _, file_cautions in pairs for caution in file_cautions)]
@@ -345,13 +346,6 @@ def read_config(files: Files, name: str = CONFIG) -> tuple[Document, tuple[Cauti
         for key in dict.fromkeys(repeated[:_REPEATED_SAID])
     )
     return Document(name, data.decode("utf-8"), value), cautions
-
-
-def prepare(files: Files, names: Iterable[str]) -> None:
-    """Announce which file headers will be read next, so that a remote source can fetch them ahead."""
-    method = getattr(files, "prepare", None)
-    if method is not None:
-        method(names)
 
 
 # Parse the Python files beside the weights for ``_tied_weights_keys``. They are never imported or run.

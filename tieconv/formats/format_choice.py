@@ -13,7 +13,6 @@ from tieconv.formats.gguf import GGUF
 from tieconv.formats.limits import DCP_METADATA, DCP_SHARD, DCP_SUFFIX
 from tieconv.formats.other_tools import WINDOW, by_content, by_directory, by_name
 from tieconv.formats.safetensors import SAFETENSORS
-from tieconv.formats.shards import PEFT
 from tieconv.formats.torch import TORCH, check_slices, is_trainer_state
 from tieconv.text import Hint, call, count, path_word, shown
 
@@ -34,7 +33,7 @@ def _read(listing: Listing, files: Files) -> Checkpoint:
 DCP = Format("dcp", _claims, _read)
 
 
-FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
+FORMATS: tuple[Format, ...] = (shards.PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
 
 _CORE_ML = "com.apple.CoreML/weights/weight.bin"

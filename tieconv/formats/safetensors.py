@@ -40,7 +40,20 @@ def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
         data_start = 8 + length
         metadata, tensors = _tensors(_batches(pread, length, name), name, data_start)
         records = sorted(tensors.values(), key=lambda record: (record.range.start, record.range.end))
-        _check_coverage(records, data_start, size, name)
+        # As the format demands, tensors cover the data without overlap, hole or trailing bytes.
+        position = data_start
+        for record in records:
+            start, end = record.range.start, record.range.end
+            if end > size:
+                problem = f"ends at byte {size:,} but tensor {shown(record.name)} reaches to {end:,}"
+                _refuse(name, problem, "truncated", _INCOMPLETE)
+            if start < position:
+                _refuse(name, f"tensor {shown(record.name)} overlaps the previous tensor", "overlap")
+            if start > position:
+                _refuse(name, f"{_stray(start - position)} before tensor {shown(record.name)}", "hole")
+            position = end
+        if position != size:
+            _refuse(name, f"{_stray(size - position)} after the last tensor", "trailing")
         return WeightFile(name, size, data_start, tuple(records), metadata)
 
 
@@ -71,7 +84,7 @@ def _tensors(
         if not batch.keys().isdisjoint(records):
             _check_new(min(batch.keys() & records), True, name)
         if excess := names.excess(batch, len(batch)):
-            _refuse(name, f"holds {excess}", "tensors", _SPLIT)
+            _refuse(name, f"holds {excess}", "tensors", "split the model into shards of fewer tensors")
         for key, value in batch.items():
             records[key] = _record(key, value, name, data_start, shapes)
     return metadata, records
@@ -86,9 +99,6 @@ def _whole(raw: bytes, length: int, name: str) -> bytes:
     if len(raw) != length:
         _refuse(name, "ends inside its header", "truncated-header", _INCOMPLETE)
     return raw
-
-
-_SPLIT = "split the model into shards of fewer tensors"
 
 
 def _header_length(pread: Pread, size: int, name: str) -> int:
@@ -198,23 +208,6 @@ def _are_naturals(value: object) -> bool:
         if type(number) is not int or not 0 <= number <= _UINT64:
             return False
     return True
-
-
-def _check_coverage(records: list[TensorRecord], data_start: int, size: int, name: str) -> None:
-    """Check that tensors cover the data without overlap, hole or trailing bytes, as the format demands."""
-    position = data_start
-    for record in records:
-        start, end = record.range.start, record.range.end
-        if end > size:
-            problem = f"ends at byte {size:,} but tensor {shown(record.name)} reaches to {end:,}"
-            _refuse(name, problem, "truncated", _INCOMPLETE)
-        if start < position:
-            _refuse(name, f"tensor {shown(record.name)} overlaps the previous tensor", "overlap")
-        if start > position:
-            _refuse(name, f"{_stray(start - position)} before tensor {shown(record.name)}", "hole")
-        position = end
-    if position != size:
-        _refuse(name, f"{_stray(size - position)} after the last tensor", "trailing")
 
 
 def _stray(number: int) -> str:

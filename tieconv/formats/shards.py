@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -184,7 +184,12 @@ def _members(naming: Naming, listing: Listing, document: Document | None) -> tup
     stored = [entry for entry in listing.top if naming.is_weights(entry)]
     entries = set(weight_map(document).values())
     named = entries & set(stored)
-    sets = _numbered_sets(stored)
+    shards_of_set: dict[tuple[str, int, str], dict[int, str]] = {}
+    for name in stored:
+        if match := NUMBERED.fullmatch(name):
+            key = (match["prefix"], int(match["total"]), match["suffix"])
+            shards_of_set.setdefault(key, {})[int(match["number"])] = name
+    sets = [_Set(prefix, total, shards) for (prefix, total, _), shards in shards_of_set.items()]
     numbered = _numbered_set(listing, sets, entries)
     if numbered is None:
         if not named or (naming.single in stored and not entries <= {naming.single}):
@@ -202,15 +207,6 @@ def _members(naming: Naming, listing: Listing, document: Document | None) -> tup
     beside = re.compile(rf"{re.escape(numbered.prefix)}-head(-\d+)?\.\w+")
     members = named - stale | set(numbered.shards.values()) | {entry for entry in stored if beside.fullmatch(entry)}
     return sorted(members), sorted(stale)
-
-
-def _numbered_sets(stored: Iterable[str]) -> list[_Set]:
-    sets: dict[tuple[str, int, str], dict[int, str]] = {}
-    for name in stored:
-        if match := NUMBERED.fullmatch(name):
-            key = (match["prefix"], int(match["total"]), match["suffix"])
-            sets.setdefault(key, {})[int(match["number"])] = name
-    return [_Set(prefix, total, shards) for (prefix, total, _), shards in sets.items()]
 
 
 def _numbered_set(listing: Listing, sets: list[_Set], entries: set[str]) -> _Set | None:
@@ -395,20 +391,17 @@ def adapter_of(value: Mapping[str, object]) -> Adapter:
     base_class = mapping.get("base_model_class") if isinstance(mapping, Mapping) else None
     base = _text(value.get("base_model_name_or_path"))
     targets, saved = _texts(value.get("target_modules")), _texts(value.get("modules_to_save"))
-    rows = _token_rows(value.get("trainable_token_indices") or value.get("token_indices"))
-    tied = value.get("ensure_weight_tying") is True
-    return Adapter(_text(value.get("peft_type")), base, _text(base_class), targets, saved, tied, rows)
-
-
-def _token_rows(value: object) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the rows by module: PEFT takes one list for the embedding, or a list for each module."""
-    by_module = value if isinstance(value, Mapping) else {"": value}
+    # PEFT takes one list of rows for the embedding, or a list for each module.
+    indices = value.get("trainable_token_indices") or value.get("token_indices")
+    by_module = indices if isinstance(indices, Mapping) else {"": indices}
     rows = {
         module: tuple(row for row in entries if isinstance(row, int) and not isinstance(row, bool))
         for module, entries in by_module.items()
         if isinstance(entries, list)
     }
-    return tuple((module, ids) for module, ids in rows.items() if ids)
+    trained = tuple((module, ids) for module, ids in rows.items() if ids)
+    tied = value.get("ensure_weight_tying") is True
+    return Adapter(_text(value.get("peft_type")), base, _text(base_class), targets, saved, tied, trained)
 
 
 def _text(value: object) -> str:

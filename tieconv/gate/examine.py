@@ -93,7 +93,6 @@ def _with_action(entry: CheckedFinding, recorded: list[Any] | None) -> CheckedFi
 
 
 Inspect = Callable[[str], Inspection]
-_UNKNOWN_LOADER = "consumers.unknown"
 
 
 def examine(inspect: Inspect, path: str) -> CheckedModel:
@@ -104,7 +103,7 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
     try:
         inspection = inspect(path)
     except Exception as error:
-        if isinstance(error, RefusedError) or getattr(error, "code", "") == _UNKNOWN_LOADER:
+        if isinstance(error, RefusedError) or getattr(error, "code", "") == "consumers.unknown":
             raise
         return CheckedModel(path, failure=Failure(*explained(error, path)))
     unread = [member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD]

@@ -244,12 +244,8 @@ def _names(directory: str) -> list[str]:
     if not any(name.endswith(LIST) for name in names):
         hint = f"start one with: tieconv fleet check SOURCES -o {shell_word(directory)}"
         raise SettingsError(f"{shown(directory)} holds no run", hint, "fleet.directory")
-    _check_parts(directory, {name.removesuffix(LIST) for name in names if name.endswith(LIST)})
-    return names
-
-
-def _check_parts(directory: str, parts: set[str]) -> None:
-    """Raise `SettingsError` unless each part of one run is there."""
+    parts = {name.removesuffix(LIST) for name in names if name.endswith(LIST)}
+    # Each part of one run must be there.
     number = max(int(part.rpartition("-of-")[2]) if "-of-" in part else 1 for part in parts)
     expected = {"check"} if number == 1 else {f"check-{part}-of-{number}" for part in range(1, number + 1)}
     if parts - expected:
@@ -258,6 +254,7 @@ def _check_parts(directory: str, parts: set[str]) -> None:
     if parts != expected:
         problem = f"{shown(directory)} holds {len(parts)} of {number} parts"
         raise SettingsError(problem, "run the others first", "fleet.parts")
+    return names
 
 
 def _listed(path: str) -> list[str]:

@@ -171,11 +171,6 @@ class Choice:
             return False
         return self.newer_than is None or (modified(source) if when is None else when) >= self.newer_than
 
-    @property
-    def filters(self) -> bool:
-        """Whether any filter is set."""
-        return bool(self.include or self.exclude or self.newer_than is not None)
-
 
 def _matches(pattern: str, source: str) -> bool:
     if "/" not in pattern:
@@ -232,7 +227,8 @@ def _expanded(source: str, choice: Choice) -> Iterable[Dated]:
     if is_pattern(source):
         from tieconv.sources.hub.source import expand
 
-        limit = None if choice.filters else choice.limit
+        filtered = choice.include or choice.exclude or choice.newer_than is not None
+        limit = None if filtered else choice.limit
         return expand(source, choice.task, limit, dated=choice.newer_than is not None)
     if is_hub(source) or (is_object(source) and not is_prefix(source) and not choice.recursive):
         return ((source, None),)

@@ -78,31 +78,7 @@ def _outcomes(
     """Yield the number of each task, and a function that returns its result or raises its error."""
     if not tasks or workers.stay_here(len(tasks)):
         yield from ((number, partial(work, task)) for number, task in enumerate(tasks))
-    else:
-        yield from _pooled(work, tasks, workers, lost)
-
-
-# Work on batches of tasks in a pool, and work again on what a dead worker lost. A run without it imports no pool.
-
-
-_LARGEST_BATCH = 8
-"""The most tasks that a worker gets at once."""
-_IN_FLIGHT = 2
-"""Batches for each worker: one that runs, and one that waits."""
-_LONGEST_DIRECTORY = 60
-"""Bytes that the path of the temporary directory may have, below which multiprocessing adds about 35."""
-_GRACE = 5.0
-"""Seconds that the processes get to remove their temporary files after SIGTERM."""
-_PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.ranged"]
-
-
-def _pooled(
-    work: Callable[[K], T], tasks: Sequence[K], workers: Workers, lost: Callable[[K], T]
-) -> Iterator[tuple[int, Callable[[], T]]]:
-    """Yield the number of each task, and a function that returns its result or raises its error.
-
-    The work is done as `unordered` says, by the executor or by processes.
-    """
+        return
     pool = _Pool(workers.executor, min(workers.jobs, len(tasks)), workers.clean or workers.apart)
     idle = False
     try:
@@ -118,6 +94,20 @@ def _pooled(
         idle = True
     finally:
         pool.stop(idle)
+
+
+# Work on batches of tasks in a pool, and work again on what a dead worker lost. A run without it imports no pool.
+
+
+_LARGEST_BATCH = 8
+"""The most tasks that a worker gets at once."""
+_IN_FLIGHT = 2
+"""Batches for each worker: one that runs, and one that waits."""
+_LONGEST_DIRECTORY = 60
+"""Bytes that the path of the temporary directory may have, below which multiprocessing adds about 35."""
+_GRACE = 5.0
+"""Seconds that the processes get to remove their temporary files after SIGTERM."""
+_PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.ranged"]
 
 
 @record

@@ -77,16 +77,12 @@ class ChunkReader:
         for each in placed:
             self._copy(record, each, first, target)
         if record.name in self._table.overlapping:
-            self._check_agreement(record, placed, first, target)
-
-    def _check_agreement(self, record: TensorRecord, placed: list[_Placed], first: int, target: memoryview) -> None:
-        """Raise an error if a chunk differs from what later chunks wrote over it."""
-        for each in placed:
-            again = bytearray(target)
-            self._copy(record, each, first, memoryview(again))
-            if again != target:
-                problem = f"{shown(each.chunk.range.file)}: two chunks of {shown(record.name)} overlap and differ"
-                raise UnreadableError(problem, "save the checkpoint again", "dcp.overlap")
+            for each in placed:
+                again = bytearray(target)
+                self._copy(record, each, first, memoryview(again))
+                if again != target:
+                    problem = f"{shown(each.chunk.range.file)}: two chunks of {shown(record.name)} overlap and differ"
+                    raise UnreadableError(problem, "save the checkpoint again", "dcp.overlap")
 
     def _copy(self, record: TensorRecord, placed: _Placed, first: int, target: memoryview) -> None:
         item = self._item(record, placed)

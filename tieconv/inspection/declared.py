@@ -38,7 +38,7 @@ def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
     names = tuple(str(name) for name in architectures if name) if isinstance(architectures, list) else ()
     known = family.knowledge is Knowledge.TABLE or any(value is not None for value in levels.values())
     if not config and not known:
-        why = _NO_CONFIG
+        why = "Unknown: no config names the model's class."
     return ConfigView(str(config.get("model_type", "")), names, declared, tied, why, known)
 
 
@@ -49,9 +49,6 @@ def _foreign_view(config: Mapping[str, object], key: str, default: bool) -> Conf
     states = f"is {str(tied).lower()}" if key in config else f"is absent, which means {str(default).lower()}"
     declared = (Declared(key, value if key in config else None, key in config),)
     return ConfigView("", (), declared, tied, f"{'Tied' if tied else 'Untied'}: {key} {states}.")
-
-
-_NO_CONFIG = "Unknown: no config names the model's class."
 
 
 def with_shared_storage(config: ConfigView, ties: tuple[Tie, ...]) -> ConfigView:

@@ -195,7 +195,6 @@ def grouped(pairs: Iterable[tuple[object, str]]) -> tuple[tuple[str, ...], ...]:
 
 _ELEMENTS = 16 * 1024 * 1024
 """Elements compared at a time: a copy to another device takes no more memory."""
-EQUAL_SHARDS = "the local shards are equal. tieconv did not gather the others"
 
 
 def with_local_shards(evidence: Inspection, tensors: Mapping[str, LiveTensor]) -> Inspection:
@@ -221,7 +220,7 @@ def _compared(member: Member, reference: str, tensors: Mapping[str, LiveTensor])
     if left.shard is not None and right.shard is not None:
         if not equal_values(left.shard, right.shard):
             return replace(member, relation=OtherBytes(reason="the local shards differ"))
-        reason = EQUAL_SHARDS
+        reason = "the local shards are equal. tieconv did not gather the others"
     return replace(member, relation=Unread(reason=reason)) if reason else member
 
 

@@ -110,7 +110,20 @@ def _evidence(view: Captured, depth: Depth, embed: str | None, head: str | None)
 
 def _with_adapter(model: Any, base: Inspection, chosen: tuple[Consumer, ...]) -> Inspection:
     """Return the evidence about the adapter of a model of PEFT, with that about its ``base`` model in memory."""
-    parts = adapter_tensors(model)
+    # The tensors that PEFT saves for the active adapter, under their names in the file.
+    from peft import get_peft_model_state_dict
+
+    whole = model.get_base_model()
+    tables = () if adapter(model).token_rows else (whole.get_input_embeddings(), whole.get_output_embeddings())
+    with warnings.catch_warnings():  # PEFT reports what it adds to the file; the names show it
+        warnings.simplefilter("ignore")
+        state = get_peft_model_state_dict(
+            model,
+            state_dict=model.state_dict(keep_vars=True),
+            adapter_name=model.active_adapter,
+            save_embedding_layers=any(hasattr(table, "base_layer") for table in tables),
+        )
+    parts = live_tensors.capture_state(model, state)
     file, reader = live_tensors.lay_out(parts)
     checkpoint = replace(_checkpoint(model, file), adapter=adapter(model), config=None)
     evidence = replace(inspect_checkpoint(checkpoint, reader, Depth.HEADER), base=base)
@@ -266,23 +279,6 @@ def _base_name(name: str, wrapper: str) -> str:
     for layer in _LAYERS:
         name = name.replace(layer, ".")
     return name.removeprefix(wrapper)
-
-
-def adapter_tensors(model: Any) -> tuple[live_tensors.LiveTensor, ...]:
-    """Return the tensors that PEFT saves for the active adapter, under their names in the file."""
-    from peft import get_peft_model_state_dict
-
-    base = model.get_base_model()
-    tables = () if adapter(model).token_rows else (base.get_input_embeddings(), base.get_output_embeddings())
-    with warnings.catch_warnings():  # PEFT reports what it adds to the file; the names show it
-        warnings.simplefilter("ignore")
-        state = get_peft_model_state_dict(
-            model,
-            state_dict=model.state_dict(keep_vars=True),
-            adapter_name=model.active_adapter,
-            save_embedding_layers=any(hasattr(table, "base_layer") for table in tables),
-        )
-    return live_tensors.capture_state(model, state)
 
 
 def adapter(model: Any) -> Adapter:

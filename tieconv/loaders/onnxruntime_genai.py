@@ -17,7 +17,6 @@ from tieconv.loaders import release_tables, transformers5
 from tieconv.loaders.evidence import Pair, head_pair
 from tieconv.loaders.interface import Consumer
 from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
-from tieconv.loaders.release_tables import GENAI, quantised_cells
 from tieconv.text import shown
 
 _LOADER = "onnxruntime-genai"
@@ -85,7 +84,7 @@ def _method_refused(inspection: Inspection, architecture: str, method: str) -> R
         if any(name.startswith("model.language_model.") for name in inspection.checkpoint.tensors):
             return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of a composite model")
         return _stop(f"onnxruntime-genai 0.18 reads {shown(method)} only from tensors named model.language_model.*")
-    ran = {name for cell in quantised_cells()[GENAI] for name in cell.classes}
+    ran = {name for cell in release_tables.quantised_cells()[release_tables.GENAI] for name in cell.classes}
     if method in _UNMEASURED_METHODS or (method in _READ_BY_NAME and architecture not in ran):
         return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of {shown(architecture)}")
     if method not in _READ_BY_NAME:

@@ -59,7 +59,12 @@ def _tie(
         return None
     members, undecided = group.members, None
     stored = [member.stored for member in members]
-    last_table = last_read(inspection, group.names, [member.name for member in members])
+    # Of the stored tables that are not the head, the one that is last in the files.
+    names = [member.name for member in members]
+    order = {name: index for index, name in enumerate(inspection.checkpoint.tensors)}
+    head = inspection.family.output_head
+    readable = [index for index, name in enumerate(names) if name in order and group.names[index] != head]
+    last_table = max(readable, key=lambda index: order[names[index]], default=None)
     tied = is_tied(inspection, group)
     taken = sources(inspection.family, group.names, stored, version, tied=tied, last_table=last_table)
     source = members[group.names.index(source_name(inspection.family, group.names, version))].name
@@ -89,17 +94,6 @@ def is_tied(inspection: Inspection, group: evidence.Group) -> bool:
     if flag is None or family.tying is Tying.NEVER:
         return group.declared
     return flag if family.output_head in group.names else flag or not group.gated
-
-
-def last_read(inspection: Inspection, known_names: Sequence[str], names: Sequence[str]) -> int | None:
-    """Return the index of the stored table, not of the head, that is last in the files.
-
-    ``known_names`` are the names of the same tensors in the architecture table.
-    """
-    order = {name: index for index, name in enumerate(inspection.checkpoint.tensors)}
-    head = inspection.family.output_head
-    stored = [index for index, name in enumerate(names) if name in order and known_names[index] != head]
-    return max(stored, key=lambda index: order[names[index]], default=None)
 
 
 def _in_order(inspection: Inspection, version: str) -> tuple[str, ...]:
@@ -158,7 +152,14 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
         yield unknown("encoder and decoder have separate vocabularies, and tieconv has no measurement of tying them")
     if inspection.checkpoint.config_values.get("tie_encoder_decoder") is True:
         yield unknown("tieconv does not know which tensors transformers 4 shares for tie_encoder_decoder")
-    yield from _config_and_shapes(inspection, read, version)
+    nested = "text_config" in inspection.checkpoint.config_values
+    if nested and family.model_type in release_tables.names(f"transformers-{version}", "flat config"):
+        sentence = f"the {shown(family.model_type)} config of transformers {version} has no text_config"
+        yield Refusal(Cause.CONFIG, sentence)
+    misfit = None if family.misfit and not reading_v4(inspection) else evidence.misshapen(read)
+    if misfit is not None:
+        sentence = f"{shown(misfit)} and the tensor that it is tied to have different shapes"
+        yield Refusal(Cause.SHAPES, sentence, (misfit,))
     # Why the answer depends on tensors that were not compared, or on a case that was not measured.
     if ties_alone(read, version) or (reading_v4(read) and cannot_build(read)):
         yield unknown("only transformers 4 ties the head, and tieconv did not compare it with the embedding")
@@ -171,18 +172,6 @@ def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterato
         if copy is not None:
             sentence = f"{shown(copy.name)} is a rounded copy, and tieconv has no measurement of which copy 4.48 uses"
             yield unknown(sentence)
-
-
-def _config_and_shapes(inspection: Inspection, read: Inspection, version: str) -> Iterator[Refusal]:
-    family = inspection.family
-    nested = "text_config" in inspection.checkpoint.config_values
-    if nested and family.model_type in release_tables.names(f"transformers-{version}", "flat config"):
-        sentence = f"the {shown(family.model_type)} config of transformers {version} has no text_config"
-        yield Refusal(Cause.CONFIG, sentence)
-    misfit = None if family.misfit and not reading_v4(inspection) else evidence.misshapen(read)
-    if misfit is not None:
-        sentence = f"{shown(misfit)} and the tensor that it is tied to have different shapes"
-        yield Refusal(Cause.SHAPES, sentence, (misfit,))
 
 
 # Say when tieconv makes no claim about transformers 4.

@@ -93,7 +93,19 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
         model = _inlined(ir.serde.deserialize_model(proto)) or ir.serde.deserialize_model(proto)
     except Exception as error:
         raise _malformed(name, error) from error
-    _lift_constants(model)
+    # Make an initializer of each Constant node with a matrix, as ONNX Runtime does.
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        tensor = _constant(node)
+        graph, made = node.graph, node.outputs[0]
+        if tensor is None or not isinstance(graph, ir.Graph) or made.name in graph.initializers:
+            continue
+        tensor.name = made.name
+        value = ir.Value(name=made.name, shape=ir.Shape(sides(tensor.shape)), type=ir.TensorType(tensor.dtype))
+        value.const_value = tensor
+        value.metadata_props.update(made.metadata_props)
+        made.replace_all_uses_with(value, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
     ir.external_data.set_base_dir(model.graph, os.path.dirname(os.path.join(root, name)))
     return GraphFile(name, root, model, state.size, state, ranges, frozenset(i.name for i in proto.graph.value_info))
 
@@ -110,22 +122,6 @@ def _inlined(model: ir.Model) -> ir.Model | None:
         except (ValueError, PreconditionError):  # attributes that are graphs, another opset, or recursion
             return None
     return model
-
-
-def _lift_constants(model: ir.Model) -> None:
-    """Make an initializer of each Constant node with a matrix, as ONNX Runtime does."""
-    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
-        tensor = _constant(node)
-        graph, made = node.graph, node.outputs[0]
-        if tensor is None or not isinstance(graph, ir.Graph) or made.name in graph.initializers:
-            continue
-        tensor.name = made.name
-        value = ir.Value(name=made.name, shape=ir.Shape(sides(tensor.shape)), type=ir.TensorType(tensor.dtype))
-        value.const_value = tensor
-        value.metadata_props.update(made.metadata_props)
-        made.replace_all_uses_with(value, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
-        graph.register_initializer(value)
 
 
 def _constant(node: ir.Node) -> ir.TensorProtocol | None:

@@ -91,7 +91,9 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
         problem = f"{shown(bias.name)} is not all zero{largest}, so removing it changes the logits"
         exits = "" if inspection.family.output_biases else "use a class that reads it, or train the model without it; "
         refuse(problem, Hint(exits, "see its values: ", again(inspection, "analyze")), "bias.nonzero")
-    differing = _differing_copy(inspection, bias.name)
+    pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
+    unequal = (tie for tie in pairs if any(member.state not in ALIKE for member in tie.members))
+    differing = next((member.name for tie in unequal for member in tie.members if member.name != bias.name), None)
     if differing:
         problem = f"{shown(differing)} differs from {shown(bias.name)}, which is all zero"
         refuse(problem, again(inspection, "inspect"), "bias.copies-differ")
@@ -112,10 +114,3 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
         f"{inspection.family.architecture} has a parameter {shown(bias.name)}. "
         "transformers reports it as missing and sets it to zero, the same values as before",
     )
-
-
-def _differing_copy(inspection: Inspection, name: str) -> str | None:
-    """Return the other name of a bias pair if the two stored tensors differ, else ``None``."""
-    pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
-    differing = (tie for tie in pairs if any(member.state not in ALIKE for member in tie.members))
-    return next((member.name for tie in differing for member in tie.members if member.name != name), None)

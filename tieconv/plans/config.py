@@ -198,7 +198,14 @@ def _edited(inspection: Inspection, tied: bool, editor: Editor | None, head: str
     copies = declared_settings(document.value)
     if any(copy.values != settings.values for copy in copies):
         _refuse(inspection, f"describes the quantisation twice ({', '.join(copy.path for copy in copies)})")
-    modules = Modules(_embedding(inspection), head, _stored_modules(inspection))
+    # The modules with stored tensors, and the modules around them.
+    stored: set[str] = set()
+    for name in inspection.checkpoint.tensors:
+        module = name.rpartition(".")[0]
+        while module and module not in stored:
+            stored.add(module)
+            module = module.rpartition(".")[0]
+    modules = Modules(_embedding(inspection), head, frozenset(stored))
     entries = editor(settings.values, modules, listing)
     flagged, changes = set_flag(inspection, tied)
     text = document.text if flagged is None else flagged.text
@@ -235,17 +242,6 @@ def _at(values: object, path: tuple[str, ...]) -> tuple[object, bool]:
             return None, False
         values = values[key]
     return values, True
-
-
-def _stored_modules(inspection: Inspection) -> frozenset[str]:
-    """Return the names of the modules that have stored tensors, and of the modules around them."""
-    modules: set[str] = set()
-    for name in inspection.checkpoint.tensors:
-        module = name.rpartition(".")[0]
-        while module and module not in modules:
-            modules.add(module)
-            module = module.rpartition(".")[0]
-    return frozenset(modules)
 
 
 def _refuse(inspection: Inspection, clause: str) -> NoReturn:

@@ -193,7 +193,12 @@ def _sharded(edits: Edits) -> Files:
         elif changed is not None:
             weights.append(changed)
     if new:
-        shard = _unused_name(edits.checkpoint)
+        taken = {file.name for file in edits.checkpoint.files} | set(edits.checkpoint.companions)
+        shard = usual = HEAD_SHARDS[edits.checkpoint.format]
+        stem, _, suffix = usual.rpartition(".")
+        number = 2
+        while shard in taken:
+            shard, number = f"{stem}-{number}.{suffix}", number + 1
         metadata = metadata_of_new(edits, shard, {tensor.name for tensor, _ in new.values()})
         weights.append(write_plan.OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), metadata))
     text = index_text(edits, tuple(weights), removed)
@@ -225,16 +230,6 @@ def _rewrite(
             tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
         ]
     return write_plan.OutputWeights(file.name, tuple(tensors), metadata, file.gguf)
-
-
-def _unused_name(checkpoint: Checkpoint) -> str:
-    taken = {file.name for file in checkpoint.files} | set(checkpoint.companions)
-    name = usual = HEAD_SHARDS[checkpoint.format]
-    stem, _, suffix = usual.rpartition(".")
-    number = 2
-    while name in taken:
-        name, number = f"{stem}-{number}.{suffix}", number + 1
-    return name
 
 
 def _assemble(
@@ -281,17 +276,7 @@ def index_text(
     before = {record.name: record.range.file for record in edits.checkpoint.tensors.values()}
     drop = {name: shard for name, shard in before.items() if name not in after}
     add = {name: home for name, (home, _, _) in after.items() if before.get(name) != home}
-    total = _total(edits, written, after)
-    parameters = sum(elements for _, _, elements in after.values())
-    parameters -= sum(record.elements for record in edits.checkpoint.tensors.values())
-    text = edit_index(index.text, drop=drop, add=add, total_size=total, parameters_added=parameters)
-    return (write_plan.OutputText(index.name, text),) if text != index.text else ()
-
-
-def _total(
-    edits: Edits, written: Mapping[str, write_plan.OutputWeights], after: Mapping[str, tuple[str, int, int]]
-) -> int:
-    """Return the bytes of all tensors. Names with the same view of one storage count once, as in transformers."""
+    # Names with the same view of one storage count once, as in transformers.
     seen: dict[object, int] = {}
     for file in edits.checkpoint.files:
         for record in file.tensors:
@@ -300,7 +285,11 @@ def _total(
     for output in written.values():
         for tensor in output.tensors:
             seen[(output.name, tensor.content, tensor.stride) if tensor.storage else tensor] = after[tensor.name][1]
-    return sum(seen.values())
+    total = sum(seen.values())
+    parameters = sum(elements for _, _, elements in after.values())
+    parameters -= sum(record.elements for record in edits.checkpoint.tensors.values())
+    text = edit_index(index.text, drop=drop, add=add, total_size=total, parameters_added=parameters)
+    return (write_plan.OutputText(index.name, text),) if text != index.text else ()
 
 
 # Update the metadata of weight files: no entry may be wrong after the edits.

@@ -16,7 +16,6 @@ from tieconv.loaders.evidence import in_file
 from tieconv.loaders.registry import consumer
 from tieconv.loaders.release_tables import LLAMA_CPP, MLX, TRANSFORMERS, VLLM, VLLM_028
 from tieconv.plans import biases
-from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, promise, still_stored
 from tieconv.plans.config import Document, config_with_flag, config_with_head, config_without_head, set_flag
 from tieconv.plans.edits import Edits
@@ -140,7 +139,7 @@ def _guard_flag(inspection: Inspection, verb: str) -> None:
         refuse(problem, "do not change the head", "flag.forward")
 
 
-def plan_quantised_retie(inspection: Inspection, *, bias: BiasChoice, force: bool, inexact: bool) -> Plan:
+def plan_quantised_retie(inspection: Inspection, *, bias: biases.BiasChoice, force: bool, inexact: bool) -> Plan:
     """Return the plan that drops the parts of a head that are byte-identical to those of the embedding.
 
     The flag and the quantisation config change together. ``force`` accepts a result that transformers 5 does not load.
@@ -198,7 +197,7 @@ def _promised(inspection: Inspection, edits: Edits, tied: bool) -> tuple[TieProm
     return tuple(promise(tie, tied, after) for tie in still_stored(inspection.ties, edits) if tie.gated)
 
 
-def plan_quantised_untie(inspection: Inspection, *, bias: BiasChoice, keep_flag: bool) -> Plan:
+def plan_quantised_untie(inspection: Inspection, *, bias: biases.BiasChoice, keep_flag: bool) -> Plan:
     """Return the plan that stores a copy of each part for the head, and lists the head in the config.
 
     A stored head, quantised or float, stays: then only the flag changes. Raises `RefusedError` for ``keep_flag``, and
@@ -269,23 +268,19 @@ def with_loader_notes(plan: Plan, before: Inspection, tables: QuantisedTables, *
     """
     if plan.changes_nothing:
         return plan
-    after = _with_tables(described(before, plan), tables)
+    after = described(before, plan)
+    settings = quantisation_settings(after.checkpoint.quantisation_values)
+    matrices = tuple(
+        replace(matrix, config=settings.choice(matrix.name.removesuffix(".weight"), matrix.role))
+        for matrix in tables.matrices
+    )
+    after = replace(after, quantised=replace(tables, matrices=matrices))
     asked = (MLX,) if tables.matrices[0].scheme.startswith("MLX") else (TRANSFORMERS, VLLM, VLLM_028, LLAMA_CPP)
     answers = {loader: (_answer(before, loader), _answer(after, loader)) for loader in asked}
     was, comes = answers[asked[0]]
     if _fault(comes) > _fault(was) and not forced:
         refuse(f"{_LABELS[asked[0]]} would not load the result correctly: {comes.detail}", hint, "meaning.refused")
     return replace(plan, notes=(*plan.notes, *_notes(answers, tables)))
-
-
-def _with_tables(after: Inspection, tables: QuantisedTables) -> Inspection:
-    """Return the model with ``tables``, as its config describes them."""
-    settings = quantisation_settings(after.checkpoint.quantisation_values)
-    matrices = tuple(
-        replace(matrix, config=settings.choice(matrix.name.removesuffix(".weight"), matrix.role))
-        for matrix in tables.matrices
-    )
-    return replace(after, quantised=replace(tables, matrices=matrices))
 
 
 def _answer(inspection: Inspection, loader: tuple[str, str]) -> Prediction:

@@ -141,7 +141,12 @@ class Reference:
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
         """Return the keyword arguments of the forward pass from position ``start``. The mask covers all positions."""
         if batch.features is not None:
-            states = batch.features.for_rows(self._states(batch.features), len(batch.decoder_ids))
+            if batch.features not in self._encoded:
+                values = batch.features.values.to(self._dtype)
+                token = values.new_zeros((len(values), 1)).long()
+                made = self.call(**{batch.features.name: values}, decoder_input_ids=token, use_cache=False)
+                self._encoded[batch.features] = made.encoder_last_hidden_state
+            states = batch.features.for_rows(self._encoded[batch.features], len(batch.decoder_ids))
             return {"encoder_outputs": encoder_outputs(states), "decoder_input_ids": batch.decoder_ids}
         if batch.decoder_ids is not None:
             masked = {} if batch.decoder_mask is None else {"decoder_attention_mask": batch.decoder_mask}
@@ -160,15 +165,6 @@ class Reference:
         if batch.placed and "position_ids" in self._accepts:
             arguments["position_ids"] = batch.positions[..., start:]
         return arguments
-
-    def _states(self, features: Features) -> Any:
-        """Return the encoder's last hidden states of ``features``, computed once by the class's forward pass."""
-        if features not in self._encoded:
-            values = features.values.to(self._dtype)
-            token = values.new_zeros((len(values), 1)).long()
-            made = self.call(**{features.name: values}, decoder_input_ids=token, use_cache=False)
-            self._encoded[features] = made.encoder_last_hidden_state
-        return self._encoded[features]
 
     @cached_property
     def _encoded(self) -> dict[Features, Any]:

@@ -86,7 +86,11 @@ class Sums:
         """Record bytes read from the file ``name``. Raises `UnreadableError` if they complete a damaged storage."""
         if name not in self._files:
             return
-        starts, storages = self._lookup(name)
+        if name not in self._sorted:
+            held = [storage for storage in self._files[name].storages if storage.crc is not None]
+            held.sort(key=lambda storage: storage.range.start)
+            self._sorted[name] = [storage.range.start for storage in held], held
+        starts, storages = self._sorted[name]
         for index in range(max(bisect_right(starts, position) - 1, 0), len(storages)):
             storage = storages[index]
             skipped = max(storage.range.start - position, 0)  # bytes between two storages
@@ -96,13 +100,6 @@ class Sums:
             part = data[: max(storage.range.end - position, 0)]
             self._feed(storage, position, part)
             data, position = data[len(part) :], position + len(part)
-
-    def _lookup(self, name: str) -> tuple[list[int], list[Storage]]:
-        if name not in self._sorted:
-            held = [storage for storage in self._files[name].storages if storage.crc is not None]
-            held.sort(key=lambda storage: storage.range.start)
-            self._sorted[name] = [storage.range.start for storage in held], held
-        return self._sorted[name]
 
     def _feed(self, storage: Storage, position: int, data: memoryview) -> None:
         key = storage.range.file, storage.range.start

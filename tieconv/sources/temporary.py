@@ -33,7 +33,14 @@ def make_temporary() -> str:
     """Make a private directory that lasts until `remove_temporary`, or until the process ends. Raises ``OSError``."""
     local.require_posix()
     base = tempfile.gettempdir()
-    _sweep(base)
+    # Remove the directories of this user whose processes have ended.
+    for name in filter(_OURS.fullmatch, os.listdir(base)):
+        path = os.path.join(base, name)
+        with suppress(OSError), local.closing(os.open(path, local.DIRECTORY | local.NO_FOLLOW)) as descriptor:
+            status = os.fstat(descriptor)
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU:
+                local.fcntl.flock(descriptor, local.fcntl.LOCK_EX | local.fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
     if not _held:
         atexit.unregister(remove_temporary)
         atexit.register(remove_temporary, every_thread=True)
@@ -76,17 +83,6 @@ def _remove(path: str) -> None:
             break
     if held is not None:
         os.close(held[0])
-
-
-def _sweep(base: str) -> None:
-    """Remove the directories of this user whose processes have ended."""
-    for name in filter(_OURS.fullmatch, os.listdir(base)):
-        path = os.path.join(base, name)
-        with suppress(OSError), local.closing(os.open(path, local.DIRECTORY | local.NO_FOLLOW)) as descriptor:
-            status = os.fstat(descriptor)
-            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU:
-                local.fcntl.flock(descriptor, local.fcntl.LOCK_EX | local.fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

@@ -18,7 +18,7 @@ from tests.checks.fixtures.graphs import saved
 from tests.checks.fixtures.model import EMBED, HEAD, KIMI, Tensors, flagged, llama, matrix, save, vector, weights
 from tests.checks.fixtures.more import base_of, save_adapter
 from tests.inspection.quantised.stored_models import MLX_SIZES, equal, mlx, model
-from tieconv.checks import RULES
+from tieconv.checks.registry import RULES
 
 RECORD = Path(__file__).with_name("expected.json")
 Build = Callable[[Path], Path]

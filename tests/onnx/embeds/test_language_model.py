@@ -23,7 +23,7 @@ from tests.slow import fast_only
 from tieconv.checkpoint.graph_plan import ExportOutcome
 from tieconv.errors import RefusedError
 from tieconv.onnx.export.sample_inputs import Reads, left_out_parts, probe
-from tieconv.reference import Reference
+from tieconv.reference.model import Reference
 
 transformers = pytest.importorskip("transformers")
 ort = pytest.importorskip("onnxruntime")

@@ -39,8 +39,7 @@ transformers = pytest.importorskip("transformers")
 from tieconv.onnx.export.plan import pair_inputs  # noqa: E402
 from tieconv.onnx.parity.batches import Cell, Layout, make_batch, with_features, without_tokens  # noqa: E402  # noqa: E402
 from tieconv.onnx.parity.bindings import Kind  # noqa: E402
-from tieconv.reference import Batch, EncoderInput, Features, load  # noqa: E402
-from tieconv.reference.model import encoder_input  # noqa: E402
+from tieconv.reference.model import Batch, EncoderInput, Features, encoder_input, load  # noqa: E402
 
 Fault = Callable[[ModelProto], None]
 BINS, FRAMES = 8, 40  # `num_mel_bins`, and `max_source_positions` = 20 times the stride of two convolutions

@@ -26,7 +26,7 @@ from tieconv.onnx.export.sample_inputs import encoder_decoder_kind  # noqa: E402
 from tieconv.onnx.parity.batches import PROMPT, STEPS, make_batch, stepped  # noqa: E402
 from tieconv.onnx.parity.bindings import Kind, Padding, pair_faults, pair_files, read_pair  # noqa: E402  # noqa: E402
 from tieconv.onnx.parity.passes import pieces  # noqa: E402
-from tieconv.reference import Batch  # noqa: E402
+from tieconv.reference.model import Batch  # noqa: E402
 
 F, N = TensorProto.FLOAT, TensorProto.INT64
 Axes = list[Any]

@@ -34,8 +34,7 @@ from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.reference import Batch, Features
-from tieconv.reference.model import encoder_input
+from tieconv.reference.model import Batch, Features, encoder_input
 
 FILE = Path(__file__).parents[3] / "docs" / "measured" / "layouts.json"
 HERE = Path(__file__).parent

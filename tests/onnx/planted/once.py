@@ -13,7 +13,7 @@ from tieconv.onnx.parity import passes
 from tieconv.onnx.parity import passes as torch_runs
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.passes import LogitStore, TorchRuns, Work, identity_of, run_torch
-from tieconv.reference import load
+from tieconv.reference.model import load
 
 Side = tuple[str, object]
 

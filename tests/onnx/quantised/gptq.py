@@ -14,7 +14,7 @@ from onnxruntime.quantization import CalibrationDataReader
 from onnxruntime.quantization.matmul_nbits_quantizer import GPTQWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 from fixtures import exporters
-from tieconv.reference import load
+from tieconv.reference.model import load
 
 MODEL = exporters.HERE / "checkpoints" / "genai-qwen2"
 FLOAT = exporters.HERE / "genai-qwen2" / "model.onnx"

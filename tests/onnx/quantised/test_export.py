@@ -29,7 +29,7 @@ from tieconv.onnx.export.carry_out import share
 from tieconv.onnx.parity.quantised_weights import Matrix, Rounding, compare, put, round_to_nearest
 from tieconv.onnx.parity.validate import stored_quantised_gates
 from tieconv.onnx.quantise import Quantisation, Scheme, prove_once, quantise
-from tieconv.reference import load
+from tieconv.reference.model import load
 from tieconv.reporters.text.parity_text import quantised_facts
 
 MODELS = ("llama", "gpt2", "bert", "t5")

@@ -22,7 +22,7 @@ from tieconv.checkpoint.results.parity import Gate, Verdict
 from tieconv.errors import RefusedError
 from tieconv.onnx.parity.quantised_weights import Rounding, round_to_nearest, worst_quotient
 from tieconv.onnx.parity.validate import BLOCK_LIMIT, stored_quantised_gates
-from tieconv.reference import load
+from tieconv.reference.model import load
 
 MODEL = exporters.HERE / "checkpoints" / "genai-qwen2"
 FLOAT = exporters.HERE / "genai-qwen2" / "model.onnx"

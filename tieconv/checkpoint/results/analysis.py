@@ -11,8 +11,6 @@ from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record
 from tieconv.text import count
 from tieconv.version import VERSION
 
-ANALYZE_SCHEMA = "tieconv.analyze/1"
-
 
 class Kinship(StrEnum):
     """The relation of the output table to the input table; the first that fits is the answer."""
@@ -147,12 +145,10 @@ class Analysis(Printed):
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.analyze/1`."""
         names = "source relation verdict headline sections"
-        return {"schema": ANALYZE_SCHEMA, "tieconv": VERSION, **values_of(self, names)}
+        return {"schema": "tieconv.analyze/1", "tieconv": VERSION, **values_of(self, names)}
 
 
 # How the tables of a model change over its revisions, as frozen records that serialise to `tieconv.evolution/1`.
-
-EVOLUTION_SCHEMA = "tieconv.evolution/1"
 
 
 @record
@@ -206,4 +202,4 @@ class Evolution(Printed):
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.evolution/1`."""
-        return {"schema": EVOLUTION_SCHEMA, "tieconv": VERSION, **values_of(self, "source headline revisions")}
+        return {"schema": "tieconv.evolution/1", "tieconv": VERSION, **values_of(self, "source headline revisions")}

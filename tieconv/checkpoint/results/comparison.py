@@ -12,8 +12,6 @@ from tieconv.checkpoint.value_type import Listed, Printed, plain, quoted, record
 from tieconv.text import count
 from tieconv.version import VERSION
 
-DIFF_SCHEMA = "tieconv.diff/1"
-
 
 class Contrast(StrEnum):
     """The kind of a difference between two models."""
@@ -161,7 +159,7 @@ class Comparison(Printed):
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.diff/1`."""
         return {
-            "schema": DIFF_SCHEMA,
+            "schema": "tieconv.diff/1",
             "tieconv": VERSION,
             "a": self.a.to_dict() | {"architecture": self.a.architecture or None},
             "b": self.b.to_dict() | {"architecture": self.b.architecture or None},

@@ -10,7 +10,6 @@ from tieconv.checkpoint.value_type import Listed, Printed, record, values_of
 from tieconv.text import count
 from tieconv.version import VERSION
 
-FLEET_SCHEMA = "tieconv.fleet-report/1"
 UNREAD = "unread"
 """In place of a rule: the model could not be read."""
 
@@ -104,7 +103,7 @@ class FleetReport(Printed):
         """Return the document of schema `tieconv.fleet-report/1`. It names the models that fail, the worst first."""
         since = self.since
         return {
-            "schema": FLEET_SCHEMA,
+            "schema": "tieconv.fleet-report/1",
             "tieconv": VERSION,
             **values_of(self, "directory fail_on=checked.fail_on"),
             "models": len(self.checked.models),

@@ -12,8 +12,6 @@ from tieconv.checkpoint.value_type import Listed, Printed, quoted, record, value
 from tieconv.text import count
 from tieconv.version import VERSION
 
-PARITY_SCHEMA = "tieconv.parity/1"
-
 
 class Verdict(StrEnum):
     """The answer; `not_run` is never `passed`."""
@@ -178,7 +176,7 @@ class Parity(Printed):
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.parity/1`."""
-        return {"schema": PARITY_SCHEMA, "tieconv": VERSION, **_document(self)}
+        return {"schema": "tieconv.parity/1", "tieconv": VERSION, **_document(self)}
 
     def _facts(self) -> tuple[str, ...]:
         where = (self.provider.active,) if self.provider.active else ()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tieconv.checkpoint.value_type import Printed, quoted, record, values_of
 from tieconv.text import count, size
 
-PUSH_SCHEMA = "tieconv.push/1"
-
 
 @record
 class FileChange:
@@ -63,4 +61,4 @@ class Push(Printed):
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.push/1`."""
         names = "directory repo revision commit pull_request title description effects changes left_out bytes_uploaded"
-        return {"schema": PUSH_SCHEMA, **values_of(self, f"{names} executed url")}
+        return {"schema": "tieconv.push/1", **values_of(self, f"{names} executed url")}

@@ -78,7 +78,10 @@ def find_roles(scope: Scope) -> Roles:
     head has as many tokens as a matrix that is looked up. The embedding is the matrix of a Gather, a
     GatherBlockQuantized or an EmbedLayerNormalization. Its indices are an input, or are computed from one.
     """
-    lookups = _of_tokens(list(_lookups(scope)))
+    lookups = list(_lookups(scope))
+    # Leave out the lookups of token types, such as BERT's two segments.
+    most = max((role.tokens for role, index in lookups if index is not Index.INDEPENDENT), default=0)
+    lookups = [read for read in lookups if read[0].tokens > _FEW_ROWS or read[0].tokens * _LARGER > most]
     by_ids = [role for role, index in lookups if index is Index.IDS]
     computed = [role for role, index in lookups if index is Index.COMPUTED]
     head, bias = _head(scope, [*by_ids, *computed])
@@ -89,12 +92,6 @@ def find_roles(scope: Scope) -> Roles:
     fitting = [role for role in (*by_ids, *computed, *(role for role, _ in lookups)) if role.tokens == head.tokens]
     embedding = next((role for role in fitting if role.tensor is head.tensor), None) or next(iter(fitting), None)
     return Roles(rows or embedding or largest, head, bias)
-
-
-def _of_tokens(lookups: list[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
-    """Return the lookups without those of token types, such as BERT's two segments."""
-    most = max((role.tokens for role, index in lookups if index is not Index.INDEPENDENT), default=0)
-    return [read for read in lookups if read[0].tokens > _FEW_ROWS or read[0].tokens * _LARGER > most]
 
 
 def _lookups(outer: Scope) -> Iterator[tuple[Role, Index]]:

@@ -13,7 +13,6 @@ from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, Wei
 from tieconv.formats.other_tools import by_content
 from tieconv.formats.strict_json import collector_paused
 from tieconv.formats.torch import archive
-from tieconv.formats.torch.archive import Entry, Pread
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
 from tieconv.formats.torch.pickle_machine import run
 from tieconv.formats.torch.pickle_stack import (
@@ -54,7 +53,7 @@ class _Content:
 
 
 def read_torch_file(
-    pread: Pread, length: int, name: str, *, sparse: bool = False
+    pread: archive.Pread, length: int, name: str, *, sparse: bool = False
 ) -> tuple[WeightFile, tuple[Caution, ...]]:
     """Return the file with its tensors, and its cautions. ``sparse`` is as in `archive.read_archive`.
 
@@ -67,7 +66,7 @@ def read_torch_file(
         raise problem.named(name) from None
 
 
-def read_one_tensor(pread: Pread, length: int, name: str) -> tuple[TensorRecord, Storage]:
+def read_one_tensor(pread: archive.Pread, length: int, name: str) -> tuple[TensorRecord, Storage]:
     """Return the tensor that an archive holds, and its storage. Raises `PickleProblem` if it holds anything else."""
     if not pread(2, 0).startswith(b"PK"):
         refuse("is not an archive of torch.save", "torch.no-archive")
@@ -78,7 +77,7 @@ def read_one_tensor(pread: Pread, length: int, name: str) -> tuple[TensorRecord,
     return used.record(name, value), content.storages[value.storage.key]
 
 
-def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFile, tuple[Caution, ...]]:
+def _read(pread: archive.Pread, length: int, name: str, sparse: bool) -> tuple[WeightFile, tuple[Caution, ...]]:
     first = pread(min(length, 1024), 0)
     check_git_file(name, first, length)
     check_disguise(first, length)
@@ -94,7 +93,7 @@ def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFil
     return file, (*state.cautions, *_cautions(file, content))
 
 
-def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> tuple[object, _Content]:
+def _from_zip(pread: archive.Pread, length: int, name: str, sparse: bool) -> tuple[object, _Content]:
     entries = archive.read_archive(pread, length, sparse=sparse)
     _check_entries(pread, entries)
     pickled = archive.content(pread, entries["data.pkl"], PICKLE_LIMIT)
@@ -110,7 +109,7 @@ def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> tuple[objec
     return value, _Content(storages, unsupported)
 
 
-def _storages(entries: dict[str, Entry], file: str) -> Iterator[tuple[str, Storage]]:
+def _storages(entries: dict[str, archive.Entry], file: str) -> Iterator[tuple[str, Storage]]:
     """Yield each storage with its key. Removes its entry to free memory."""
     for name in list(entries):
         if name.startswith(_DATA):
@@ -136,7 +135,7 @@ def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Pe
     return persistent
 
 
-def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
+def _check_entries(pread: archive.Pread, entries: Mapping[str, archive.Entry]) -> None:
     """Refuse an archive with other records than those of a state dict, or an unknown version or byte order."""
     if "data.pkl" not in entries:
         refuse("is a zip archive without data.pkl, so it is not a torch file", "torch.no-pickle", "unpack it first")
@@ -162,7 +161,7 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
                 refuse(f"has the record {name}, which torch.load cannot parse: {words}", "torch.record")
 
 
-def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content]:
+def _from_legacy(pread: archive.Pread, length: int, name: str) -> tuple[object, _Content]:
     unsupported: dict[str, None] = {}
     value, places = read(pread, length, PICKLE_LIMIT, unsupported)
     storages = {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()}
@@ -260,7 +259,7 @@ _LENGTH = 8
 
 
 def read(
-    pread: Pread, length: int, limit: int, unsupported: dict[str, None]
+    pread: archive.Pread, length: int, limit: int, unsupported: dict[str, None]
 ) -> tuple[object, dict[str, tuple[int, int]]]:
     """Return the saved value, and the byte range of each storage. Raises `PickleProblem`.
 
@@ -286,7 +285,7 @@ def read(
 class _Stream:
     """Reads pickles that follow one another. Their lengths are not stored, so a window grows until one fits."""
 
-    pread: Pread
+    pread: archive.Pread
     length: int
     limit: int
     unsupported: dict[str, None]

@@ -78,7 +78,12 @@ def find_state(value: object) -> StateDict:
     metadata = _metadata(chosen.pairs)
     joined = _output_layer(chosen, places, tensors)
     tensors |= joined
-    left = _other_models(chosen, places, bool(joined))
+    # The keys of further named tensors that are not training state.
+    depth = len(chosen.path)
+    others = [candidate.path for candidate in places if candidate.path and candidate.path[:depth] != chosen.path]
+    if joined:
+        others = [path for path in others if path != (_WITH,)]
+    left = tuple(".".join(path) for path in others if not any(_OF_TRAINING.search(key.lower()) for key in path))
     where = (*([".".join(chosen.path)] if chosen.path else []), *([_WITH] if joined else []))
     dotted = not any(candidate is chosen for candidate in every)
     cautions = [
@@ -98,15 +103,6 @@ def _output_layer(
     beside = next((candidate for candidate in places if candidate.path == (_WITH,)), None)
     layer = _split(beside.pairs)[0] if beside is not None else {}
     return {f"{_WITH}.{name}": tensor for name, tensor in layer.items() if f"{_WITH}.{name}" not in tensors}
-
-
-def _other_models(chosen: _Candidate, places: list[_Candidate], joined: bool) -> tuple[str, ...]:
-    """Return the keys of further named tensors that are not training state."""
-    depth = len(chosen.path)
-    others = [candidate.path for candidate in places if candidate.path and candidate.path[:depth] != chosen.path]
-    if joined:
-        others = [path for path in others if path != (_WITH,)]
-    return tuple(".".join(path) for path in others if not any(_OF_TRAINING.search(key.lower()) for key in path))
 
 
 def _candidates(top: Pairs) -> Iterator[_Candidate]:

@@ -13,24 +13,7 @@ from math import ceil, frexp, inf, isfinite, ldexp, log10, sqrt
 import numpy as np
 
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.numeric.bits import (
-    BF16,
-    F16,
-    F32,
-    F64,
-    PIECE,
-    Array,
-    Format,
-    Pair,
-    convert,
-    decode,
-    encode,
-    is_finite,
-    is_nan,
-    magnitude,
-    monotone,
-    ulp_distance,
-)
+from tieconv.inspection.numeric import bits as floats
 
 LISTED_RANGES = 8
 """Row ranges that are listed; further ones are only counted."""
@@ -54,7 +37,7 @@ class Rows:
     complete: bool = True
     last_row: int = -1
 
-    def add(self, first: int, flags: Array) -> None:
+    def add(self, first: int, flags: floats.Array) -> None:
         """Count the rows ``first + i`` where ``flags[i]``; a row seen in two parts counts once."""
         numbers = np.flatnonzero(flags) + first
         if len(numbers) and numbers[0] == self.last_row:
@@ -113,7 +96,7 @@ class Difference:
         product = (self.left_squares + self.right_squares - self.squares) / 2
         return _finite(max(-1.0, min(1.0, product / lengths)))
 
-    def add_plain(self, left: Array, right: Array, form: Format, row: int, width: int) -> bool:
+    def add_plain(self, left: floats.Array, right: floats.Array, form: floats.Format, row: int, width: int) -> bool:
         """Add a piece whose squares are safe to sum, which also shows that it is finite; else do nothing."""
         a = _values(left, form)
         same = np.array_equal(left, right)
@@ -127,57 +110,51 @@ class Difference:
         self.right_squares += right_squares
         if not same:
             self.differing.add(row, _rows_of(left != right, width))
-            self._add_distances(b - a, ulp_distance(left, right, form))
+            self._add_distances(b - a, floats.ulp_distance(left, right, form))
         return True
 
-    def add_careful(self, left: Array, right: Array, form: Format, row: int, width: int) -> None:
+    def add_careful(self, left: floats.Array, right: floats.Array, form: floats.Format, row: int, width: int) -> None:
         """Add a piece that may hold NaN, infinities or extreme magnitudes."""
         unequal = left != right
-        if not magnitude(left | right, form).any():  # zeros of either sign
+        if not floats.magnitude(left | right, form).any():  # zeros of either sign
             self.differing.add(row, _rows_of(unequal, width))
             return
-        nan_left, nan_right = is_nan(left, form), is_nan(right, form)
+        nan_left, nan_right = floats.is_nan(left, form), floats.is_nan(right, form)
         one_nan = nan_left != nan_right
-        finite = is_finite(left, form) & is_finite(right, form)
+        finite = floats.is_finite(left, form) & floats.is_finite(right, form)
         self.differing.add(row, _rows_of(unequal, width))
         self.nan.add(row, _rows_of(one_nan, width))
         self.unbounded |= bool((unequal & ~finite & ~(nan_left & nan_right)).any())
         self.payloads_differ |= bool((unequal & nan_left & nan_right).any())
-        a = np.where(finite, decode(left, form), 0).astype("<f8")
-        b = np.where(finite, decode(right, form), 0).astype("<f8")
+        a = np.where(finite, floats.decode(left, form), 0).astype("<f8")
+        b = np.where(finite, floats.decode(right, form), 0).astype("<f8")
         with np.errstate(all="ignore"):
             self.left_squares += float(np.dot(a, a))
             self.right_squares += float(np.dot(b, b))
-            self._add_distances(b - a, np.where(nan_left | nan_right, 0, ulp_distance(left, right, form)))
+            self._add_distances(b - a, np.where(nan_left | nan_right, 0, floats.ulp_distance(left, right, form)))
 
-    def _add_distances(self, distance: Array, ulps: Array) -> None:
+    def _add_distances(self, distance: floats.Array, ulps: floats.Array) -> None:
         self.squares += float(np.dot(distance, distance))
         self.max_abs = max(self.max_abs, float(distance.max()), -float(distance.min()))
         self.max_ulp = max(self.max_ulp, int(ulps.max()))
 
 
-def difference(pair: Pair) -> Difference:
+def difference(pair: floats.Pair) -> Difference:
     """Compare every element of a pair; raises what the reader raises."""
-    common = _common(pair)
+    formats = set(pair.formats)
+    common = formats.pop() if len(formats) == 1 else floats.F64 if floats.F64 in formats else floats.F32
     rows, width = _matrix(pair)
     differences = Difference(rows)
     for row, start, stop in _row_pieces(rows, width):
         left, right = (
-            convert(bits, form, common) for bits, form in zip(pair.read(start, stop), pair.formats, strict=True)
+            floats.convert(bits, form, common) for bits, form in zip(pair.read(start, stop), pair.formats, strict=True)
         )
         if not differences.add_plain(left, right, common, row, width):
             differences.add_careful(left, right, common, row, width)
     return differences
 
 
-def _common(pair: Pair) -> Format:
-    left, right = pair.formats
-    if left == right:
-        return left
-    return F64 if F64 in (left, right) else F32
-
-
-def _matrix(pair: Pair) -> tuple[int, int]:
+def _matrix(pair: floats.Pair) -> tuple[int, int]:
     """Return (rows, elements per row); a scalar is one row."""
     rows = pair.left.shape[0] if pair.left.shape else 1
     return rows, pair.left.elements // rows
@@ -185,29 +162,29 @@ def _matrix(pair: Pair) -> tuple[int, int]:
 
 def _row_pieces(rows: int, width: int) -> Iterator[tuple[int, int, int]]:
     """Yield (first row, first element, last element + 1) of pieces of whole rows, or of parts of one row."""
-    if width <= PIECE:
-        step = PIECE // width
+    if width <= floats.PIECE:
+        step = floats.PIECE // width
         for row in range(0, rows, step):
             yield row, row * width, min(row + step, rows) * width
         return
     for row in range(rows):
-        for start in range(row * width, (row + 1) * width, PIECE):
-            yield row, start, min(start + PIECE, (row + 1) * width)
+        for start in range(row * width, (row + 1) * width, floats.PIECE):
+            yield row, start, min(start + floats.PIECE, (row + 1) * width)
 
 
-def _values(bits: Array, form: Format) -> Array:
+def _values(bits: floats.Array, form: floats.Format) -> floats.Array:
     """Return values in a type that can hold their difference: float32 for the short types, else float64."""
     with np.errstate(invalid="ignore"):
-        return decode(bits, form) if form.width == 2 else decode(bits, form).astype("<f8", copy=False)
+        return floats.decode(bits, form) if form.width == 2 else floats.decode(bits, form).astype("<f8", copy=False)
 
 
-def _rows_of(flags: Array, width: int) -> Array:
+def _rows_of(flags: floats.Array, width: int) -> floats.Array:
     """Return which rows of a piece have a flag set; the piece is whole rows or part of one."""
     if width == 1:
         return flags
     width = width if len(flags) % width == 0 else len(flags)
     if width >= _WIDE:
-        rows: Array = np.any(flags.reshape(-1, width), axis=1)
+        rows: floats.Array = np.any(flags.reshape(-1, width), axis=1)
         return rows
     # Reducing each of many short rows costs more than finding their elements.
     rows = np.zeros(len(flags) // width, bool)
@@ -227,7 +204,7 @@ def _finite(value: float) -> float | None:
 class Scaling:
     """``right`` = ``factor`` * ``left`` of ``pair``, rounded; off by at most ``max_ulp`` (0 or 1)."""
 
-    pair: Pair
+    pair: floats.Pair
     factor: float
     max_ulp: int
     exact: bool
@@ -238,7 +215,7 @@ class Scaling:
         return abs(frexp(self.factor)[0]) == 0.5
 
 
-def scaling(pair: Pair) -> Scaling | None:
+def scaling(pair: floats.Pair) -> Scaling | None:
     """Return the factor between the sides of the pair, with ``Scaling.pair`` as its orientation.
 
     Exact claims precede those within one ulp, ``left`` * factor precedes ``right`` * factor. ``None`` if no factor was
@@ -255,7 +232,7 @@ def scaling(pair: Pair) -> Scaling | None:
     return close
 
 
-def _fit(pair: Pair, bounds: Bounds, close: Scaling | None) -> Scaling | None:
+def _fit(pair: floats.Pair, bounds: Bounds, close: Scaling | None) -> Scaling | None:
     """Return an exact proof, else ``close``, else the proof of a factor within one ulp.
 
     The bounds of the sample suggest a factor, then those of every element.
@@ -272,7 +249,7 @@ def _fit(pair: Pair, bounds: Bounds, close: Scaling | None) -> Scaling | None:
     return claim if claim and claim.exact else close or claim
 
 
-def _proof_within(pair: Pair, bounds: Bounds) -> Scaling | None:
+def _proof_within(pair: floats.Pair, bounds: Bounds) -> Scaling | None:
     """Return the proof of a factor within the bounds, preferably within those of exact factors."""
     interval = bounds.exact if bounds.exact.possible else bounds.close
     if not (isfinite(interval.low) and isfinite(interval.high)):
@@ -283,13 +260,13 @@ def _proof_within(pair: Pair, bounds: Bounds) -> Scaling | None:
     return next((claim for claim in claims if claim), None)
 
 
-def _prove(pair: Pair, factor: float) -> Scaling | None:
+def _prove(pair: floats.Pair, factor: float) -> Scaling | None:
     """Compare every element with the rounded product; no claim if one is off by more than one ulp."""
     source, target = pair.formats
     max_ulp, exact = 0, True
     for left, right in pair.pieces():
         with np.errstate(all="ignore"):
-            expected = encode(decode(left, source).astype("<f8") * factor, target)
+            expected = floats.encode(floats.decode(left, source).astype("<f8") * factor, target)
         if np.array_equal(expected, right):
             continue
         off = _misses(expected, right, target)
@@ -299,12 +276,12 @@ def _prove(pair: Pair, factor: float) -> Scaling | None:
     return Scaling(pair, factor, max_ulp, exact)
 
 
-def _misses(expected: Array, actual: Array, form: Format) -> Array | None:
+def _misses(expected: floats.Array, actual: floats.Array, form: floats.Format) -> floats.Array | None:
     """Return the distances in ulps, two NaNs counting as equal; ``None`` if only one side is a NaN."""
-    nan = is_nan(actual, form)
-    if (nan != is_nan(expected, form)).any():
+    nan = floats.is_nan(actual, form)
+    if (nan != floats.is_nan(expected, form)).any():
         return None
-    return np.where(nan, 0, ulp_distance(expected, actual, form))
+    return np.where(nan, 0, floats.ulp_distance(expected, actual, form))
 
 
 # Bound the factor between two arrays, from elements that are finite on both sides.
@@ -355,27 +332,27 @@ class Bounds:
         return self.informative and (not self.close.possible or 0 in self.close or 1 in self.close)
 
 
-def factor_bounds(left: Array, right: Array, source: Format, target: Format) -> Bounds:
+def factor_bounds(left: floats.Array, right: floats.Array, source: floats.Format, target: floats.Format) -> Bounds:
     """Return the bounds from the elements that are finite on both sides."""
-    sizes = magnitude(left, source)
-    finite = is_finite(right, target)
+    sizes = floats.magnitude(left, source)
+    finite = floats.is_finite(right, target)
     # No factor scales 0 to more than the smallest subnormal, or exactly to that.
-    most = int(magnitude(right, target).max(initial=0, where=finite & (sizes == 0)))
+    most = int(floats.magnitude(right, target).max(initial=0, where=finite & (sizes == 0)))
     if most > 1:
         return Bounds(NONE, NONE)
     exact = NONE if most else ANY
     used = finite & (sizes != 0) & (sizes < source.infinity)
     if not used.any():
         return Bounds(exact)
-    values = decode(left[used], source).astype("<f8")
-    steps = monotone(right[used], target)
+    values = floats.decode(left[used], source).astype("<f8")
+    steps = floats.monotone(right[used], target)
     steps = np.where(values < 0, -steps, steps)
     values = np.abs(values)
     bounds = Bounds(*(_interval(values, steps, target, ulps) for ulps in (0, 1)))
     return bounds & Bounds(exact)
 
 
-def _interval(values: Array, steps: Array, form: Format, ulps: int) -> Interval:
+def _interval(values: floats.Array, steps: floats.Array, form: floats.Format, ulps: int) -> Interval:
     """Return the factors for which value * factor can round to within ``ulps`` of the number at each step."""
     with np.errstate(all="ignore"):
         low = (_value(steps - ulps - 1, form) + _value(steps - ulps, form)) / 2 / values
@@ -385,10 +362,10 @@ def _interval(values: Array, steps: Array, form: Format, ulps: int) -> Interval:
     return Interval(float(low.max()), float(high.min()))
 
 
-def _value(steps: Array, form: Format) -> Array:
+def _value(steps: floats.Array, form: floats.Format) -> floats.Array:
     """Return the float64 values of monotone integers; infinity beyond the largest finite one."""
     bits = np.minimum(np.abs(steps), form.infinity).astype(form.bits)
-    values: Array = np.copysign(decode(bits, form).astype("<f8"), steps)
+    values: floats.Array = np.copysign(floats.decode(bits, form).astype("<f8"), steps)
     return values
 
 
@@ -406,7 +383,9 @@ def _likely(interval: Interval, shape: tuple[int, ...]) -> float:
 
 def _roots(width: int) -> list[float]:
     roots = np.array([sqrt(width), 1 / sqrt(width)])
-    rounded = [decode(encode(roots, form), form).astype("<f8") for form in (BF16, F16, F32)]
+    rounded = [
+        floats.decode(floats.encode(roots, form), form).astype("<f8") for form in (floats.BF16, floats.F16, floats.F32)
+    ]
     return [float(root) for group in (roots, *rounded) for root in group]
 
 

@@ -370,7 +370,15 @@ def _four_bit(module: StoredModule) -> QuantisedMatrix:
     if scaled and "weight.quant_map" not in module.tensors:
         faults.lacks("weight", "weight.quant_map")
     if state is not None:
-        _check_state(module, faults, state)
+        elements = state.shape[0] * state.shape[1]
+        if module.tensors["weight"].nbytes != -(-elements // 2):
+            faults.misfit("weight", f"quant_state says {state.shape[0]}×{state.shape[1]} codes of 4 bits")
+        blocks = -(-elements // state.block)
+        nested_blocks = -(-blocks // state.nested_block) if state.nested_block else 0
+        faults.check("weight.absmax", (blocks,), f"the codes have {blocks:,} blocks")
+        faults.check("weight.quant_map", (16,), "4 bits have 16 codes")
+        faults.check("weight.nested_quant_map", (256,), "8 bits have 256 codes")
+        faults.check("weight.nested_absmax", (nested_blocks,), f"the scales have {nested_blocks:,} blocks")
         nested = {"weight.nested_absmax", "weight.nested_quant_map"} <= module.tensors.keys()
         if module.dtype("weight.absmax") == "U8" and not nested:
             reason = "the absmax has no nested_absmax or nested_quant_map"
@@ -378,18 +386,6 @@ def _four_bit(module: StoredModule) -> QuantisedMatrix:
     shape, block = (state.shape, (1, state.block)) if state else (None, None)
     why = "" if state else "its quant_state was not read"
     return faults.matrix(FOUR_BIT, _BITSANDBYTES_ROLES, 4, shape, block, symmetric=True, uncomputed=why)
-
-
-def _check_state(module: StoredModule, faults: Faults, state: QuantState) -> None:
-    elements = state.shape[0] * state.shape[1]
-    if module.tensors["weight"].nbytes != -(-elements // 2):
-        faults.misfit("weight", f"quant_state says {state.shape[0]}×{state.shape[1]} codes of 4 bits")
-    blocks = -(-elements // state.block)
-    nested = -(-blocks // state.nested_block) if state.nested_block else 0
-    faults.check("weight.absmax", (blocks,), f"the codes have {blocks:,} blocks")
-    faults.check("weight.quant_map", (16,), "4 bits have 16 codes")
-    faults.check("weight.nested_quant_map", (256,), "8 bits have 256 codes")
-    faults.check("weight.nested_absmax", (nested,), f"the scales have {nested:,} blocks")
 
 
 # Recognise ModelOpt's NVFP4 and FP8. Source: its `modelopt/torch/export/unified_export_hf.py`.

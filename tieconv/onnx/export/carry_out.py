@@ -23,10 +23,8 @@ from tieconv.checkpoint.write_plan import OutputText
 from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import publish, tree
 from tieconv.execute.copy import Like, inherit_directory
-from tieconv.execute.publish import checked, interrupts, owning
 from tieconv.execute.staging import Staging
 from tieconv.execute.target import stale
-from tieconv.execute.tree import writing
 from tieconv.execute.verify import Verifier
 from tieconv.execute.write import Syncer, Writer
 from tieconv.onnx.child import Progress, reporting
@@ -42,7 +40,7 @@ from tieconv.onnx.quantise import prove_once, quantise_tied
 from tieconv.onnx.write.data_placement import lay_out
 from tieconv.onnx.write.plan import notes_of, plan_graph_dedup
 from tieconv.onnx.write.session_proof import check_written, prove
-from tieconv.reference import Reference, load, load_config
+from tieconv.reference.model import Reference, load, load_config
 from tieconv.sources.local import closing, locate
 from tieconv.text import Hint, call, option, shown
 from tieconv.version import VERSION
@@ -70,8 +68,8 @@ def run(
     def begin(stage: str) -> None:
         progress(stage, next(number), 5 + settings.options.parity)
 
-    with interrupts() as signals:
-        checked(final, lambda: check(True))
+    with publish.interrupts() as signals:
+        publish.checked(final, lambda: check(True))
 
         def write(staging: Staging) -> graph_plan.ExportOutcome:
             job = Job(plan, evidence, settings, staging, begin, progress)
@@ -85,7 +83,7 @@ def run(
                 if tree.file_state_at(Path(evidence.checkpoint.root) / name) != state:
                     raise stale(name)
             begin("rename")
-            with signals.shielded(), writing(final.name, staging.held, 0):
+            with signals.shielded(), tree.writing(final.name, staging.held, 0):
                 staging.check()
                 if overwrite and os.path.isdir(final):
                     old = os.lstat(final)
@@ -103,7 +101,7 @@ def run(
                 progress("clean up", 0, 0)
                 raise
 
-        return owning(final, signals, write_or_clean_up)
+        return publish.owning(final, signals, write_or_clean_up)
 
 
 @record
@@ -284,9 +282,6 @@ class Settings:
         return graph_plan.HeadForm.FUSED if self.options.fuse else self.options.head_form
 
 
-EXPORT_SCHEMA = "tieconv.export/1"
-
-
 def describe(
     outcome: graph_plan.ExportOutcome, document: str, graphs: Sequence[Path], identity: Identity | None
 ) -> str:
@@ -302,7 +297,7 @@ def describe(
         outputs += [value | named for value in _values(graph.outputs)]
     first = read[-1].embedding
     section = {
-        "schema": EXPORT_SCHEMA,
+        "schema": "tieconv.export/1",
         "tieconv": VERSION,
         **values_of(plan, "architecture kind precision head_form=form fuse layout"),
         "quantise": plan.quantise or None,

@@ -16,8 +16,7 @@ from tieconv.onnx.export import adapter
 from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, keeps_keys_and_values, moved, sample_batch
 from tieconv.onnx.parity.bindings import DECODER, ENCODER
 from tieconv.onnx.write.data_placement import PAGE, SMALL
-from tieconv.reference import EncoderInput, Reference
-from tieconv.reference.model import encoder_input
+from tieconv.reference.model import EncoderInput, Reference, encoder_input
 from tieconv.reference.packages import BY_TRANSFORMERS, need
 from tieconv.sources.user_files import new_file
 from tieconv.text import Hint

@@ -18,7 +18,7 @@ from tieconv.formats.directory import read_bytes
 from tieconv.formats.strict_json import loads
 from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
 from tieconv.onnx.quantise import Scheme
-from tieconv.reference import load_config
+from tieconv.reference.model import load_config
 from tieconv.sources.local import open_files
 from tieconv.text import Hint, option, shown
 

@@ -28,8 +28,7 @@ from tieconv.onnx.parity.graph_file import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.quantise import BLOCK, Scheme, check_scheme, head_note
 from tieconv.onnx.write.plan import HELD_TWICE
-from tieconv.reference import architecture, load_config
-from tieconv.reference.model import planned_encoder_input
+from tieconv.reference.model import architecture, load_config, planned_encoder_input
 from tieconv.reference.packages import BY_TRANSFORMERS, need
 from tieconv.text import Hint, option, shown, size
 

@@ -23,8 +23,7 @@ from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.graph_file import BLOCKS, EMBEDDING
 from tieconv.onnx.write.plan import split_at
 from tieconv.onnx.write.session_proof import prove
-from tieconv.reference import Batch, Reference
-from tieconv.reference.model import feature_argument, language_modules, left_out, load_whole_config, stored_outside
+from tieconv.reference import model as reference_model
 from tieconv.reference.packages import BY_TRANSFORMERS, need, quiet
 from tieconv.text import Hint, shown
 
@@ -60,7 +59,7 @@ def encoder_decoder_kind(cls: Any, *, one_graph: bool) -> Kind:
 
 def reads_features(cls: Any, kind: Kind | None) -> bool:
     """Return whether the class is exported as two graphs, of which the encoder reads images or sound."""
-    return kind is Kind.PAIR and bool(feature_argument(cls))
+    return kind is Kind.PAIR and bool(reference_model.feature_argument(cls))
 
 
 def check_inputs(cls: Any) -> None:
@@ -74,7 +73,7 @@ def modality_input(cls: Any) -> str:
     """Return the argument of the class for images or sound; empty if it takes only tokens."""
     accepts = _accepts(cls)
     input_name = next((name for name in _MODALITY_INPUTS if name in accepts), "")
-    return input_name or feature_argument(cls)
+    return input_name or reference_model.feature_argument(cls)
 
 
 def _other_model(name: str, why: str) -> RefusedError:
@@ -86,7 +85,7 @@ def _accepts(model: Any) -> frozenset[str]:
     return frozenset(signature(model.forward).parameters)
 
 
-def sample(reference: Reference, kind: Kind, config: Any, reads: Reads | None = None) -> dict[str, Any]:
+def sample(reference: reference_model.Reference, kind: Kind, config: Any, reads: Reads | None = None) -> dict[str, Any]:
     """Return keyword arguments of the forward pass for tracing. With ``reads`` the model gets `inputs_embeds`.
 
     Raises `RefusedError` if the cache holds other states than keys and values.
@@ -96,11 +95,11 @@ def sample(reference: Reference, kind: Kind, config: Any, reads: Reads | None = 
         return _cached(reference, batch, reads)
     encoder = batch.until(SOURCE)
     if kind is Kind.SEQ2SEQ or kind is Kind.PAIR:
-        inputs = reference.inputs(Batch(encoder.ids, encoder.mask, decoder_ids=batch.ids[:, :SEQUENCE]))
+        inputs = reference.inputs(reference_model.Batch(encoder.ids, encoder.mask, decoder_ids=batch.ids[:, :SEQUENCE]))
     elif kind is Kind.MASKED:
         types = int(getattr(config, "type_vocab_size", 0) or 0) > 1 and "token_type_ids" in _accepts(reference.model)
         kinds = torch.zeros_like(encoder.ids) if types else None
-        inputs = reference.inputs(Batch(encoder.ids, encoder.mask, types=kinds, placed=False))
+        inputs = reference.inputs(reference_model.Batch(encoder.ids, encoder.mask, types=kinds, placed=False))
     elif kind is Kind.PLAIN:
         inputs = reference.inputs(encoder)
     else:
@@ -108,15 +107,15 @@ def sample(reference: Reference, kind: Kind, config: Any, reads: Reads | None = 
     return inputs | ({"use_cache": False} if "use_cache" in _accepts(reference.model) else {})
 
 
-def sample_batch(rows: int, length: int) -> Batch:
+def sample_batch(rows: int, length: int) -> reference_model.Batch:
     """Return random tokens below ``rows``. The first row has padding."""
     ids = torch.randint(0, rows, (BATCH, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
-    return Batch(ids, mask)
+    return reference_model.Batch(ids, mask)
 
 
-def _cached(reference: Reference, batch: Batch, reads: Reads | None) -> dict[str, Any]:
+def _cached(reference: reference_model.Reference, batch: reference_model.Batch, reads: Reads | None) -> dict[str, Any]:
     """Return the inputs of a step of three tokens, with seven tokens in the cache.
 
     M-RoPE has three numbers for a position, so the step then has four tokens.
@@ -124,7 +123,7 @@ def _cached(reference: Reference, batch: Batch, reads: Reads | None) -> dict[str
     model = reference.model
     cache = need("transformers", "onnx,torch", "exporting").DynamicCache(config=model.config)
     past = PAST - (reads is not None and reads.axes > 1)
-    before = Batch(batch.ids[:, :past], batch.mask[:, :past])
+    before = reference_model.Batch(batch.ids[:, :past], batch.mask[:, :past])
     with torch.no_grad():
         filled = reference.call(**reference.inputs(before), past_key_values=cache, use_cache=True).past_key_values
     layers = getattr(filled, "layers", None) or []
@@ -180,11 +179,14 @@ def left_out_parts(cls: Any, directory: str, stored: Iterable[str], *, images: b
     if the language model reads more of an image than `inputs_embeds`.
     """
     transformers = need("transformers", "onnx,torch", "exporting")
-    config = load_whole_config(directory)
+    config = reference_model.load_whole_config(directory)
     try:
         with quiet(transformers), torch.device("meta"):
             model = cls(config)
-        modules, parts = language_modules(model), LeftOut(tuple(left_out(model)), stored_outside(model, stored))
+        modules, parts = (
+            reference_model.language_modules(model),
+            LeftOut(tuple(reference_model.left_out(model)), reference_model.stored_outside(model, stored)),
+        )
         head = model.get_output_embeddings()
     except Exception as error:
         # a class's constructor and its accessors raise any exception
@@ -226,14 +228,14 @@ class Reads:
     causal: int = 0
 
 
-def probe(reference: Reference, rows: int) -> Reads:
+def probe(reference: reference_model.Reference, rows: int) -> Reads:
     """Return what the model reads. ``rows`` is the size of the vocabulary.
 
     Raises `RefusedError` if the model computes something else from the rows of token ids than from the ids.
     """
     name = type(reference.model).__name__
     ids = torch.randint(0, rows, (2, 9), generator=torch.Generator().manual_seed(1))
-    inputs = reference.inputs(Batch(ids, torch.ones_like(ids)))
+    inputs = reference.inputs(reference_model.Batch(ids, torch.ones_like(ids)))
     by_ids = _logits(reference, inputs)
     if by_ids is None:
         raise refused(name, "does not run on text alone")
@@ -251,7 +253,7 @@ def embedded(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def _logits(reference: Reference, inputs: dict[str, Any]) -> Any:
+def _logits(reference: reference_model.Reference, inputs: dict[str, Any]) -> Any:
     """Return the logits, or ``None`` if the model does not take these inputs."""
     try:
         with torch.no_grad():
@@ -260,7 +262,7 @@ def _logits(reference: Reference, inputs: dict[str, Any]) -> Any:
         return None
 
 
-def _axes(reference: Reference, inputs: dict[str, Any], before: torch.Tensor) -> int:
+def _axes(reference: reference_model.Reference, inputs: dict[str, Any], before: torch.Tensor) -> int:
     """Return 3 if three equal axes of positions change nothing and three different ones do."""
     positions = inputs.get("position_ids")
     if positions is None:
@@ -272,7 +274,7 @@ def _axes(reference: Reference, inputs: dict[str, Any], before: torch.Tensor) ->
     return 1 if torch.equal(apart, before) else 3
 
 
-def _blocks(reference: Reference, inputs: dict[str, Any]) -> tuple[str, int]:
+def _blocks(reference: reference_model.Reference, inputs: dict[str, Any]) -> tuple[str, int]:
     """Return the argument that changes what a token attends to, and its value for causal attention.
 
     Without types, some models drop the mask of a batch that has no padding. So both values are tried.

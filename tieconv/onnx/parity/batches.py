@@ -14,7 +14,7 @@ import torch
 from tieconv.checkpoint.results.parity import Vocabulary
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
-from tieconv.reference import Batch, EncoderInput, Features
+from tieconv.reference.model import Batch, EncoderInput, Features
 
 # Choose the shapes that a graph is measured on: nine with three seeds each, and some with one seed.
 

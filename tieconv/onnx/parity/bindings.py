@@ -15,8 +15,7 @@ from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity.graph_file import BLOCKS, CAUSAL, DTYPES, EMBEDS, Graph, Initializer, Value, read_graph
-from tieconv.reference import Batch, architecture
-from tieconv.reference.model import planned_encoder_input
+from tieconv.reference.model import Batch, architecture, planned_encoder_input
 from tieconv.reference.packages import need
 from tieconv.text import MODEL, OUT, Hint, call, shown
 

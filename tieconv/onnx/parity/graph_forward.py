@@ -13,7 +13,7 @@ from tieconv.checkpoint.value_type import identity_record
 from tieconv.onnx.ort_session import Session
 from tieconv.onnx.parity.bindings import Bindings, Key, Padding, Pair, Role, behind, in_front, switched
 from tieconv.onnx.parity.graph_file import Value
-from tieconv.reference import Batch, Features
+from tieconv.reference.model import Batch, Features
 
 
 class CachedModel:

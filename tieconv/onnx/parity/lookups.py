@@ -20,7 +20,7 @@ from tieconv.onnx.parity.graph_file import DTYPES, parts
 from tieconv.onnx.parity.graph_forward import GraphModel, as_tensor
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.weight_identity import STORED, Rows, TensorSearch, bits_of, folds
-from tieconv.reference import Batch, Reference
+from tieconv.reference.model import Batch, Reference
 from tieconv.sources.local import open_files
 from tieconv.text import count
 
@@ -105,7 +105,17 @@ def _compared(subject: Subject, first: FirstNodes, table: _Table) -> Vocabulary 
         looked_up = {name: made[name] for name in first.rows}
         if later is None:
             later = _runner(subject, after_lookup(first, ELEMENTS[_onnx_type(looked_up[first.rows[0]])]))
-        special.update(_special_ids(ids, made, looked_up, later, table.ids))
+        # For a special id the later nodes give other values if they see another id beside the same rows.
+        # Two other ids are tried, because one of them may be special itself.
+        tried: list[list[int]] = []
+        for second_id in (table.ids // 2, table.ids // 3 + 1):
+            again = later(torch.full_like(ids, second_id % table.ids), looked_up)
+            changed = torch.zeros(len(ids), dtype=torch.bool)
+            for name, value in again.items():
+                changed |= _differing_ids(made[name], value, len(ids))
+            tried.append(ids[changed].tolist())
+        fewest = min(tried, key=len)
+        special.update(fewest)
     return Vocabulary(table.ids, tuple(sorted(wrong)), tuple(sorted(special))) if words else None
 
 
@@ -153,23 +163,6 @@ def _form(made: torch.Tensor, table: _Table, count: int) -> Rows | None:
     equal = {name: float((_bits(made) == rows(0, count)).all(1).mean()) for name, rows in forms.items()}
     best = max(equal, key=lambda name: equal[name])
     return forms[best] if equal[best] >= _LEAST else None
-
-
-def _special_ids(
-    ids: torch.Tensor, made: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], later: Run, count: int
-) -> list[int]:
-    """Return the ids for which the later nodes give other values if they see another id beside the same rows.
-
-    Two other ids are tried, because one of them may be an id that is treated differently itself.
-    """
-    tried = []
-    for second_id in (count // 2, count // 3 + 1):
-        again = later(torch.full_like(ids, second_id % count), rows)
-        special = torch.zeros(len(ids), dtype=torch.bool)
-        for name, value in again.items():
-            special |= _differing_ids(made[name], value, len(ids))
-        tried.append(ids[special].tolist())
-    return min(tried, key=len)
 
 
 def _differing_ids(before: torch.Tensor, after: torch.Tensor, rows: int) -> torch.Tensor:

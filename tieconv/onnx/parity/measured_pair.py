@@ -36,8 +36,7 @@ from tieconv.onnx.parity.bindings import (
 )
 from tieconv.onnx.parity.graph_file import DTYPES, Graph, parts, quantised_weights, read_graphs
 from tieconv.onnx.parity.weight_identity import head_width
-from tieconv.reference import Batch, architecture, load_config
-from tieconv.reference.model import CPU, free_memory, torch_device
+from tieconv.reference.model import CPU, Batch, architecture, free_memory, load_config, torch_device
 from tieconv.sources.user_files import read_bytes
 from tieconv.text import MODEL, OUT, Hint, call, option, shown, size
 

@@ -29,8 +29,8 @@ from tieconv.onnx.parity.graph_forward import CachedModel, GraphModel, PairModel
 from tieconv.onnx.parity.lookups import embedding_gates
 from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.weight_identity import factors, folds, weight_identity
-from tieconv.reference import Batch, EncoderInput, Reference, load, position_limit
-from tieconv.reference.model import CPU, stored_outside, stored_unread
+from tieconv.reference.model import CPU, Batch, EncoderInput, Reference, load, stored_outside, stored_unread
+from tieconv.reference.windows import position_limit
 from tieconv.sources.local import open_files
 from tieconv.sources.temporary import temporary_directory
 from tieconv.text import shown

@@ -18,7 +18,7 @@ from tieconv.onnx.graph_model import sides
 from tieconv.onnx.share.find import integer, is_standard
 from tieconv.onnx.share.node_patterns import Names, replace_node
 from tieconv.onnx.share.quantised import Table, heads, lookups
-from tieconv.reference import Reference
+from tieconv.reference.model import Reference
 
 # Dequantise the matrices of a graph, as its operators do.
 
@@ -340,7 +340,13 @@ def put(reference: Reference, replaced: Sequence[Replaced], *, good: bool = Fals
     A tied matrix that is quantised for one use only becomes two parameters. ``good`` needs the model of `compare`.
     """
     model = reference.model
-    parameters, owners = _matrices(reference), _owners(model)
+    parameter_names = {id(parameter): name for name, parameter in model.named_parameters()}
+    owners: dict[str, list[Any]] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if weight is not None and id(weight) in parameter_names:
+            owners.setdefault(parameter_names[id(weight)], []).append(module)
+    parameters = _matrices(reference)
     inputs = {id(module) for module in model.modules() if hasattr(module, "embedding_dim")}
     for matrix, pieces in replaced:
         values = round_to_nearest(_weight(pieces, parameters), matrix.rounding) if good else matrix.values()
@@ -385,16 +391,6 @@ def _figures(matrix: Matrix, pieces: Sequence[Piece], weight: Any, values: Any) 
         known_good_error=known_good,
         worst_block=worst_quotient(*(np.sqrt(side / rounding.group) for side in sums)),
     )
-
-
-def _owners(model: Any) -> dict[str, list[Any]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    owners: dict[str, list[Any]] = {}
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if weight is not None and id(weight) in names:
-            owners.setdefault(names[id(weight)], []).append(module)
-    return owners
 
 
 # Find the parameters of the torch model that the matrices of a graph quantise, by their values.

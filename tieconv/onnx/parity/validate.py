@@ -38,8 +38,7 @@ from tieconv.onnx.parity.graph_file import DTYPES, read_graph
 from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.onnx.parity.judge import Errors, Judged, identity_gates, judge, lookup_gates, structure_gates
 from tieconv.onnx.parity.lookups import embedding_gates, every_lookup
-from tieconv.reference import Batch, Reference, load
-from tieconv.reference.model import CPU
+from tieconv.reference.model import CPU, Batch, Reference, load
 from tieconv.reference.windows import load_tokenizer
 from tieconv.sources.temporary import temporary_directory
 from tieconv.sources.user_files import decode, read_bytes

@@ -138,7 +138,6 @@ def _exact_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> 
 
 # Find the nodes that read an initializer, also through Transpose and Identity nodes.
 
-_STANDARD = ("", "ai.onnx")
 MATRIX = 2
 SMALL = 8
 """Most elements of a constant that counts as a shape or a number, not as a tensor."""
@@ -160,7 +159,7 @@ class Use:
 
 def is_standard(node: ir.Node, *names: str) -> bool:
     """Return whether the node is one of the standard operators ``names``."""
-    return node.domain in _STANDARD and node.op_type in names
+    return node.domain in ("", "ai.onnx") and node.op_type in names
 
 
 def uses_of(value: ir.Value, *, flipped: bool = False, dtype: ir.DataType | None = None) -> Iterator[Use]:

@@ -76,16 +76,13 @@ class _Sharing:
         matrices = share_quantised(self._file, setting.names)
         for group in self.groups():
             matrices += self._share(group, setting)
-        return (*matrices, *self._cast_by_node(matrices))
-
-    def _cast_by_node(self, matrices: list[SharedMatrix]) -> list[SharedMatrix]:
-        """Return matrices that a session holds twice because it folds a Cast. Sharing them would double the file."""
+        # A session folds the Cast and holds these matrices twice. Sharing them would double the file.
         reader = GraphBytes(self._file, self._files)
         reported = {matrix.initializer for matrix in matrices}
         casts = [
             entry for entry in reader.stored(MIN_ELEMENTS) if entry.value.name not in reported and _is_cast_too(entry)
         ]
-        return [_left(Group((Member(entry, False),), ("folded",)), _CAST, self._file) for entry in casts]
+        return (*matrices, *[_left(Group((Member(entry, False),), ("folded",)), _CAST, self._file) for entry in casts])
 
     def groups(self) -> list[Group]:
         """Return groups of several copies, then single matrices that nodes also read transposed."""
@@ -155,7 +152,13 @@ class _Sharing:
         heads = any(becomes_another_node(read.use) for read in reads)
         for read in reads:
             pattern_of(read.use).rewrite(read.use, target)
-        dropped = _remove_copies(members, survivor)
+        for member in members:
+            remove_unread(member.stored.value)
+        removed = [member.stored for member in members if member.stored.value is not survivor]
+        for copy in removed:
+            assert not copy.value.uses() and not copy.value.is_graph_output()
+            copy.graph.initializers.pop(str(copy.value.name))
+        dropped = tuple(str(copy.value.name) for copy in removed)
         if setting.form is HeadForm.FUSED and reads:
             self._file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
         assert survivor.const_value is not None
@@ -401,7 +404,13 @@ def choose(members: Sequence[Member], setting: Setting) -> tuple[Choice | None, 
 def _candidates(members: Sequence[Member], reads: Sequence[Read], setting: Setting) -> Iterator[Choice]:
     """Yield forms in order of preference: rows as the embedding reads them, in the type of the heads."""
     turns = _orientations(reads)
-    types = _types(members, reads)
+    # Types that other nodes than a Gather read are first.
+    dtypes: list[ir.DataType] = []
+    for read in sorted(reads, key=lambda read: read.use.node is not None and is_standard(read.use.node, "Gather")):
+        dtype = read.stored.value.dtype
+        if dtype is not None and dtype not in dtypes:
+            dtypes.append(dtype)
+    types = dtypes or [dtype for m in members[:1] if (dtype := m.stored.value.dtype) is not None]
     for flipped in turns:
         for dtype in types:
             held = [m.stored for m in members if m.flipped == flipped and m.stored.value.dtype == dtype]
@@ -422,31 +431,10 @@ def _orientations(reads: Sequence[Read]) -> tuple[bool, bool]:
     return False, True
 
 
-def _types(members: Sequence[Member], reads: Sequence[Read]) -> list[ir.DataType]:
-    """Return the types of the copies. Types that other nodes than a Gather read are first."""
-    dtypes: list[ir.DataType] = []
-    for read in sorted(reads, key=lambda read: read.use.node is not None and is_standard(read.use.node, "Gather")):
-        dtype = read.stored.value.dtype
-        if dtype is not None and dtype not in dtypes:
-            dtypes.append(dtype)
-    return dtypes or [dtype for m in members[:1] if (dtype := m.stored.value.dtype) is not None]
-
-
 # Make every node read the copy that stays, and remove the other copies.
 
 LEFT = "a MatMul with the matrix as its left operand"
 """A use that no form of the head changes."""
-
-
-def _remove_copies(members: Sequence[Member], survivor: ir.Value) -> tuple[str, ...]:
-    """Remove the copies that no node reads any more, and return their names."""
-    for member in members:
-        remove_unread(member.stored.value)
-    removed = [member.stored for member in members if member.stored.value is not survivor]
-    for stored in removed:
-        assert not stored.value.uses() and not stored.value.is_graph_output()
-        stored.graph.initializers.pop(str(stored.value.name))
-    return tuple(str(stored.value.name) for stored in removed)
 
 
 def rounding(members: Sequence[Member], reads: Sequence[Read], target: Target) -> str:

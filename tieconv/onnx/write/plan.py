@@ -162,7 +162,13 @@ class PlannedGraphs(Printed):
             lone = destination(plan, target).name
             store = lay_out(self.files, lone)
             if target.in_place:
-                store = lay_out(self.files, lone, data_name(lone, f"{self.command} {self.form}", self.states))
+                # The data gets another name than before: the old graph needs its data until the new graph has its name.
+                # The name has a hash of the source, so a run after a killed run computes the same one.
+                known = sorted(
+                    (name, state.device, state.inode, state.size, state.mtime_ns) for name, state in self.states.items()
+                )
+                made_from = repr((f"{self.command} {self.form}", known)).encode()
+                store = lay_out(self.files, lone, f"{lone}.{hashlib.sha256(made_from).hexdigest()[:12]}{DATA}")
                 spans = {span.file for file in self.files for span in file.ranges}
                 store = replace(store, removed=tuple(sorted(spans - {file.name for file in store.data})))
             return replace(plan, weights=(replace(store.graphs[lone], name=named), *store.data), removed=store.removed)
@@ -205,17 +211,6 @@ def states_of(listing: Listing, files: Sequence[GraphFile]) -> dict[str, FileSta
 
 _OF_OTHERS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json", SUFFIX)
 """Extensions of files that may hold more than a graph's data."""
-
-
-def data_name(graph: str, command: str, states: dict[str, FileState]) -> str:
-    """Return the name of a lone graph's new data file, which includes a hash of its source.
-
-    It differs from the old name, because the old graph needs its data until the new graph has its name. A run after a
-    killed run computes the same name.
-    """
-    known = sorted((name, state.device, state.inode, state.size, state.mtime_ns) for name, state in states.items())
-    made_from = repr((command, known)).encode()
-    return f"{graph}.{hashlib.sha256(made_from).hexdigest()[:12]}{DATA}"
 
 
 def check_removed(listing: Listing, removed: Sequence[str], written: set[str]) -> None:

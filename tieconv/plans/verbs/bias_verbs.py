@@ -16,7 +16,6 @@ from tieconv.checkpoint.weight_file import BITS, FLOATS, ByteRange, TensorRecord
 from tieconv.checkpoint.write_plan import Plan
 from tieconv.loaders.load import head_bias
 from tieconv.plans import biases
-from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import ALIKE, build, kept_promises, still_stored
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, choose_values, guard_head, refuse
@@ -43,7 +42,7 @@ def plan_bias_zero(inspection: Inspection) -> Plan:
         problem = f"{shown(like.name)} is quantised ({shown(like.dtype)}), so tieconv cannot tell the dtype of its bias"
         refuse(problem, "work on the unquantised checkpoint and quantise again", "bias.dtype")
     edits = Edits(inspection.checkpoint)
-    notes = biases.apply(edits, inspection, BiasChoice.ZERO, tied=inspection.config.effective)
+    notes = biases.apply(edits, inspection, biases.BiasChoice.ZERO, tied=inspection.config.effective)
     return _plan("bias zero", inspection, edits, notes)
 
 
@@ -51,7 +50,7 @@ def plan_bias_strip(inspection: Inspection) -> Plan:
     """Return the plan that removes an all-zero head bias. Raises `RefusedError` if a value is not zero."""
     guard_head(inspection, "bias strip")
     edits = Edits(inspection.checkpoint)
-    notes = biases.apply(edits, inspection, BiasChoice.STRIP, tied=inspection.config.effective)
+    notes = biases.apply(edits, inspection, biases.BiasChoice.STRIP, tied=inspection.config.effective)
     return _plan("bias strip", inspection, edits, notes)
 
 

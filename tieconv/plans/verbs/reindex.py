@@ -63,6 +63,9 @@ def plan_reindex(
         files[name] = checkpoint.states[name].size
     rewritten = {output.name for output in weights}
     unwritten = ((file, size) for file, size in sorted(files.items()) if file not in rewritten.union(left_out))
+    summary, shards = _summary(checkpoint, old, homes, totals, changed), named_format.summary(weights)
+    if shards:
+        summary = f"{summary}; {shards}" if changed else shards
     plan = Plan(
         command="reindex",
         checkpoint=checkpoint,
@@ -74,7 +77,7 @@ def plan_reindex(
         removed=left_out,
         promises=Promises(None, ()),
         proofs=tuple(_proofs(checkpoint, homes)),
-        summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
+        summary=summary,
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
         notes=(*_index_notes(checkpoint, carried), *_entry_notes(strays, prune, old, homes)),
     )
@@ -85,13 +88,6 @@ def plan_reindex(
     cautions = (Caution(INDEX_EXTRA, f"{count(len(unnamed), 'tensor')} missing from the index", unnamed),)
     before = replace(evidence, checkpoint=replace(evidence.checkpoint, cautions=cautions if unnamed else ()))
     return judged(plan, before, described(before, plan), plan.notes)
-
-
-def _both(index: str, shards: str, changed: bool) -> str:
-    """Return one summary of the changes to the index and to the shards."""
-    if not shards:
-        return index
-    return f"{index}; {shards}" if changed else shards
 
 
 def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: IsEqual) -> dict[str, TensorRecord]:

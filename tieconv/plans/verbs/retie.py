@@ -18,7 +18,6 @@ from tieconv.checkpoint.write_plan import NormFold, Plan, Promises, RetieForecas
 from tieconv.errors import RefusedError
 from tieconv.loaders.load import load, releases
 from tieconv.plans import biases
-from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import EQUAL, build, promise, still_stored
 from tieconv.plans.config import config_with_flag, set_flag
 from tieconv.plans.edits import Edits
@@ -40,7 +39,7 @@ class Survivor(Choice):
 def plan_retie(
     inspection: Inspection,
     *,
-    bias: BiasChoice = BiasChoice.KEEP,
+    bias: biases.BiasChoice = biases.BiasChoice.KEEP,
     survivor: Survivor | None = None,
     force: bool = False,
     fold: NormFold | None = None,

@@ -7,26 +7,7 @@ from math import isfinite, log10
 
 from tieconv.checkpoint.results.analysis import Analysis, Evolution, Headline, Measure, RevisionFigures, Section
 from tieconv.checkpoint.value_type import record
-from tieconv.reporters.html import STYLE, page
-from tieconv.reporters.html.svg import (
-    NAMES,
-    STEPS,
-    WIDTH,
-    Frame,
-    Plot,
-    Point,
-    Recognised,
-    Series,
-    bars,
-    escape,
-    figure,
-    frequency,
-    plane,
-    quantile,
-    span,
-    step_of,
-    svg,
-)
+from tieconv.reporters.html import STYLE, page, svg
 from tieconv.text import count
 from tieconv.version import VERSION
 
@@ -41,20 +22,20 @@ _LEGEND = (
 
 def render_analysis(analysis: Analysis) -> str:
     """Return the page. Every text is escaped, and the page forbids the browser to load or run anything."""
-    return page(f"{escape(analysis.source)} – tieconv analyze", STYLE, _body(analysis))
+    return page(f"{svg.escape(analysis.source)} – tieconv analyze", STYLE, _body(analysis))
 
 
 def _body(analysis: Analysis) -> Iterator[str]:
-    yield f"<header><h1>Embedding tables of <code>{escape(analysis.source)}</code></h1>"
+    yield f"<header><h1>Embedding tables of <code>{svg.escape(analysis.source)}</code></h1>"
     yield from asked(analysis.headline)
-    yield f'<p class="sure">Relation of the two tables: <span class="chip">{escape(analysis.relation)}</span></p>'
+    yield f'<p class="sure">Relation of the two tables: <span class="chip">{svg.escape(analysis.relation)}</span></p>'
     yield "</div></header>"
     drawings: set[str] = set()
     for number, section in enumerate(analysis.beyond_headline):
-        yield f"<section><h2>{escape(section.title)}</h2>"
-        yield f"<p>{escape(section.sentence, LIMIT)}</p>"
+        yield f"<section><h2>{svg.escape(section.title)}</h2>"
+        yield f"<p>{svg.escape(section.sentence, LIMIT)}</p>"
         if section.legend:
-            yield f"<p>{escape(section.legend, LIMIT)}</p>"
+            yield f"<p>{svg.escape(section.legend, LIMIT)}</p>"
         drawn = [plot for plot in plots(section) if plot.drawing not in drawings]  # two sections measure norms
         drawings.update(plot.drawing for plot in drawn)
         if drawn:
@@ -67,7 +48,7 @@ def _body(analysis: Analysis) -> Iterator[str]:
             yield from _table(section.figures, len(section.figures) <= _OPEN, "", "ceiling", ceilings)
         yield "</section>"
     yield f"<footer><p>{_LEGEND}</p>"
-    yield f"<p>tieconv {escape(VERSION)}. Every number of this page is in <code>--json</code>.</p></footer>"
+    yield f"<p>tieconv {svg.escape(VERSION)}. Every number of this page is in <code>--json</code>.</p></footer>"
 
 
 def _table(
@@ -78,9 +59,9 @@ def _table(
     heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "floor", bound, "n", "meaning"))
     yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
     for measure in measures:
-        yield f"<tr><td>{escape(measure.name)}</td>{_cell('value', measure.value, measure.units)}"
+        yield f"<tr><td>{svg.escape(measure.name)}</td>{_cell('value', measure.value, measure.units)}"
         yield _cell("floor", measure.floor) + _cell(bound, bounds.get(measure.name)) + _cell("n", measure.n)
-        yield f"<td>{escape(measure.says, LIMIT)}</td></tr>"
+        yield f"<td>{svg.escape(measure.says, LIMIT)}</td></tr>"
     yield "</tbody></table></details>"
 
 
@@ -89,7 +70,7 @@ def _cell(title: str, value: float | None, unit: str = "") -> str:
         return '<td class="none">–</td>'
     if value is None:
         return f'<td data-of="{title}">not given</td>'
-    return f'<td data-of="{title}">{figure(value)}{f" {escape(unit)}" if unit else ""}</td>'
+    return f'<td data-of="{title}">{svg.figure(value)}{f" {svg.escape(unit)}" if unit else ""}</td>'
 
 
 # The plots of a section, chosen by the names of its series. Each has a text that explains it.
@@ -100,22 +81,22 @@ _NAMES = {"tied": "tied table", "embed": "input embedding", "head": "output head
 _STYLES = {"input embedding": "c0", "output head": "c1", "tied table": "c2"}
 
 
-def plots(section: Section) -> list[Plot]:
+def plots(section: Section) -> list[svg.Plot]:
     """Return the plots of a section. A series with an unknown name becomes a line."""
     left = {name: _finite(points) for name, points in section.series.items()}
     drawings = list(bars_plot(section))
-    for recognise in (plane, frequency, _bias, _difference, _norms, _scores, _losses):
+    for recognise in (svg.plane, svg.frequency, _bias, _difference, _norms, _scores, _losses):
         drawn, used = recognise(left)
         drawings += drawn
         left = {name: points for name, points in left.items() if name not in used}
     return drawings + [_unknown(name, points) for name, points in left.items() if len(points) > 1]
 
 
-def bars_plot(section: Section) -> Iterator[Plot]:
+def bars_plot(section: Section) -> Iterator[svg.Plot]:
     """Yield the bars of a section that compares pairs of tables, with floor and ceiling."""
-    drawing = bars(section.measures)
+    drawing = svg.bars(section.measures)
     if drawing:
-        yield Plot(
+        yield svg.Plot(
             "Agreement, compared with chance and with two untied seeds",
             drawing,
             "Only a bar beyond the chance mark is evidence. Expect no bar to pass the ceiling mark. "
@@ -125,20 +106,20 @@ def bars_plot(section: Section) -> Iterator[Plot]:
         )
 
 
-def _bias(series: Series) -> Recognised:
+def _bias(series: svg.Series) -> svg.Recognised:
     if not series.get("bias"):
         return [], set()
     bias = series["bias"]
-    frame = Frame("bias by row", (0, 1), span(bias), "rows in their order", "bias", _ROWS)
+    frame = svg.Frame("bias by row", (0, 1), svg.span(bias), "rows in their order", "bias", _ROWS)
     frame.dots(_by_row(bias), "c0")
     says = (
         "The bias of each row. Removing a constant bias costs nothing. A varying bias changes the logits of every "
         "position, so remove it only if the bound above is small."
     )
-    return [Plot("Bias by row", frame.svg(), says)], {"bias"}
+    return [svg.Plot("Bias by row", frame.svg(), says)], {"bias"}
 
 
-def _difference(series: Series) -> Recognised:
+def _difference(series: svg.Series) -> svg.Recognised:
     values = series.get("row_difference", ())
     if not values:
         return [], set()
@@ -152,38 +133,40 @@ def _difference(series: Series) -> Recognised:
             "training; the first sentence of this section says which."
         )
     drawing, ramp = _cells(values)
-    return [Plot("Where the two tables differ", drawing, says, ramp=ramp)], {"row_difference"}
+    return [svg.Plot("Where the two tables differ", drawing, says, ramp=ramp)], {"row_difference"}
 
 
 def _cells(values: Sequence[float]) -> tuple[str, tuple[str, str] | None]:
     """Draw a map of the rows, 64 on a line, the first at the top left. Equal rows are grey."""
     across = min(64, len(values))
-    size = WIDTH / across
+    size = svg.WIDTH / across
     positive = [log10(value) for value in values if value > 0]
     low, high = (min(positive), max(positive)) if positive else (0.0, 0.0)
     marks: dict[str, list[str]] = {}
     for index, value in enumerate(values):
-        style = f"q{step_of(log10(value), low, high)}" if value > 0 else "same"
+        style = f"q{svg.step_of(log10(value), low, high)}" if value > 0 else "same"
         x, y = index % across * size, index // across * size
         marks.setdefault(style, []).append(f"M{x:.1f} {y:.1f}h{size - 0.6:.1f}v{size - 0.6:.1f}h-{size - 0.6:.1f}z")
     parts = [f'<path class="cell {style}" d="{"".join(squares)}"/>' for style, squares in sorted(marks.items())]
-    drawing = svg("difference of each row", -(-len(values) // across) * size, parts)
-    return drawing, (f"‖difference‖, log scale: {figure(10**low)}", figure(10**high)) if positive else None
+    drawing = svg.svg("difference of each row", -(-len(values) // across) * size, parts)
+    return drawing, (f"‖difference‖, log scale: {svg.figure(10**low)}", svg.figure(10**high)) if positive else None
 
 
-def _norms(series: Series) -> Recognised:
+def _norms(series: svg.Series) -> svg.Recognised:
     names = [name for name in series if name.endswith("_norm") and len(series[name]) > 1]
     if not names:
         return [], set()
     everything = [value for name in names for value in series[name]]
-    frame = Frame("row norms", (0, 1), span([0.0, quantile(everything, 0.998)]), "rows in their order", "‖row‖", _ROWS)
+    frame = svg.Frame(
+        "row norms", (0, 1), svg.span([0.0, svg.quantile(everything, 0.998)]), "rows in their order", "‖row‖", _ROWS
+    )
     legend = tuple(_styled(names, "_norm"))
     for name, (style, _) in zip(names, legend, strict=True):
         # The 10 %, 50 % and 90 % quantiles of the values in each of `_BINS` stretches, at most ``most``.
         values = series[name]
         most = frame.y[1]
         count = min(_BINS, len(values))
-        lines: tuple[list[Point], list[Point], list[Point]] = ([], [], [])
+        lines: tuple[list[svg.Point], list[svg.Point], list[svg.Point]] = ([], [], [])
         for number in range(count):
             part = sorted(values[number * len(values) // count : (number + 1) * len(values) // count])
             for line, share in zip(lines, (0.1, 0.5, 0.9), strict=True):
@@ -195,42 +178,44 @@ def _norms(series: Series) -> Recognised:
         "The length of rows. The line is the median, and the band holds four of five rows. Tables of one role rise and "
         "fall together. A flat line at the end is padding. The section Rows lists special rows."
     )
-    return [Plot("Norm profile", frame.svg(), says, legend)], set(names)
+    return [svg.Plot("Norm profile", frame.svg(), says, legend)], set(names)
 
 
-def _losses(series: Series) -> Recognised:
+def _losses(series: svg.Series) -> svg.Recognised:
     names = [name for name in series if name.startswith("loss ") and len(series[name]) > 1]
     if not names:
         return [], set()
-    heights = span(value for name in names for value in series[name])
+    heights = svg.span(value for name in names for value in series[name])
     ends = (0.0, "first step"), (1.0, "last step")
-    frame = Frame("training loss", (0, 1), heights, "steps", "nats per word", ends)
+    frame = svg.Frame("training loss", (0, 1), heights, "steps", "nats per word", ends)
     legend = tuple((f"c{index % 5}", name.removeprefix("loss ")) for index, name in enumerate(names))
     for name, (style, _) in zip(names, legend, strict=True):
         frame.line(_by_row(series[name]), style)
     says = "The training loss of each step. If a line still falls at the end, train longer before you use the results."
-    return [Plot("Training", frame.svg(), says, legend)], set(names)
+    return [svg.Plot("Training", frame.svg(), says, legend)], set(names)
 
 
-def _scores(series: Series) -> Recognised:
+def _scores(series: svg.Series) -> svg.Recognised:
     values = series.get("under_trained_score", ())
     if len(values) < 2:
         return [], set()
     across, ends = "tokens, from suspect to well trained", ((0.0, "lowest"), (1.0, "highest"))
-    frame = Frame("scores of tokens", (0, 1), span(values), across, "score", ends)
+    frame = svg.Frame("scores of tokens", (0, 1), svg.span(values), across, "score", ends)
     frame.line(_by_row(values), "c0")
     says = (
         "How far each token is from the rows that were never trained. A flat part at the start is a group of untrained "
         "tokens. Filter them from prompts, or train them, before a release."
     )
-    return [Plot("Untrained tokens", frame.svg(), says)], {"under_trained_score"}
+    return [svg.Plot("Untrained tokens", frame.svg(), says)], {"under_trained_score"}
 
 
-def _unknown(name: str, points: Sequence[float]) -> Plot:
+def _unknown(name: str, points: Sequence[float]) -> svg.Plot:
     heading = name.replace("_", " ")
-    frame = Frame(heading, (0, 1), span(points), "in the order of the report", "", ((0.0, "first"), (1.0, "last")))
+    frame = svg.Frame(
+        heading, (0, 1), svg.span(points), "in the order of the report", "", ((0.0, "first"), (1.0, "last"))
+    )
     frame.line(_by_row(points), "c0")
-    return Plot(heading, frame.svg(), "The numbers in order. A step between them separates groups.")
+    return svg.Plot(heading, frame.svg(), "The numbers in order. A step between them separates groups.")
 
 
 def _styled(names: Sequence[str], suffix: str) -> Iterator[tuple[str, str]]:
@@ -249,7 +234,7 @@ def _finite(points: Sequence[float]) -> list[float]:
     ]
 
 
-def _by_row(values: Sequence[float]) -> list[Point]:
+def _by_row(values: Sequence[float]) -> list[svg.Point]:
     return [(index / max(1, len(values) - 1), value) for index, value in enumerate(values)]
 
 
@@ -261,11 +246,11 @@ _EVOLUTION_LEGEND = (
 
 def render_evolution(evolution: Evolution) -> str:
     """Return the page. Every text is escaped."""
-    return page(f"{escape(evolution.source)} – tieconv analyze", STYLE, _evolution_body(evolution))
+    return page(f"{svg.escape(evolution.source)} – tieconv analyze", STYLE, _evolution_body(evolution))
 
 
 def _evolution_body(evolution: Evolution) -> Iterator[str]:
-    yield f"<header><h1>Embedding tables of <code>{escape(evolution.source)}</code> over training</h1>"
+    yield f"<header><h1>Embedding tables of <code>{svg.escape(evolution.source)}</code> over training</h1>"
     yield from asked(evolution.headline)
     yield "</div></header>"
     yield '<section><div class="plots">'
@@ -275,14 +260,14 @@ def _evolution_body(evolution: Evolution) -> Iterator[str]:
     yield f"<section><h2>Figures of each revision</h2><p>{_EVOLUTION_LEGEND}</p>"
     for number, revision in enumerate(evolution.revisions):
         yield from _revision(revision, number == len(evolution.revisions) - 1)
-    yield f"</section><footer><p>tieconv {escape(VERSION)}."
+    yield f"</section><footer><p>tieconv {svg.escape(VERSION)}."
     yield "Every number of this page is in <code>--json</code>.</p></footer>"
 
 
 def _revision(revision: RevisionFigures, is_open: bool) -> Iterator[str]:
     tables = ", ".join(f"{role}: {name}" for role, name in revision.tables.items())
-    yield f"<p>{escape(revision.source)} ({escape(tables)}), content {escape(revision.identity[:12])}</p>"
-    yield from _table(revision.measures, is_open, f"{escape(revision.name)}, ", "±", revision.errors)
+    yield f"<p>{svg.escape(revision.source)} ({svg.escape(tables)}), content {svg.escape(revision.identity[:12])}</p>"
+    yield from _table(revision.measures, is_open, f"{svg.escape(revision.name)}, ", "±", revision.errors)
 
 
 _ROLES = {"E": ("c0", "input embedding E"), "U": ("c1", "head U"), "T": ("c2", "tied table T")}
@@ -309,7 +294,7 @@ class _Group:
     measures: dict[str, tuple[str, str]]
 
 
-def curves(evolution: Evolution) -> list[Plot]:
+def curves(evolution: Evolution) -> list[svg.Plot]:
     """Return the plots of an evolution: a curve for each measure over the steps, with its floor."""
     return [plot for group in _groups() for plot in _plot(evolution, group)]
 
@@ -324,12 +309,12 @@ def _groups() -> Iterator[_Group]:
         yield _Group(heading, "mean cosine", f"{says} Columns are not centred.", measures)
     for name, says in _AGREE.items():
         measures = {f"{name} {pair}": style for pair, style in _PAIRS.items()}
-        yield _Group(f"Agreement: {NAMES[name]}", "", f"{says} Only a curve above its floor is evidence.", measures)
+        yield _Group(f"Agreement: {svg.NAMES[name]}", "", f"{says} Only a curve above its floor is evidence.", measures)
     measures = {f"mean norm {role}": style for role, style in _ROLES.items()}
     yield _Group("Length of the rows", "mean ‖row‖", "The mean Euclidean length of the rows.", measures)
 
 
-def _plot(evolution: Evolution, group: _Group) -> Iterator[Plot]:
+def _plot(evolution: Evolution, group: _Group) -> Iterator[svg.Plot]:
     lines = {name: _points(evolution, name) for name in group.measures}
     lines = {name: points for name, points in lines.items() if points[0]}
     if not lines:
@@ -339,9 +324,9 @@ def _plot(evolution: Evolution, group: _Group) -> Iterator[Plot]:
     named = any(revision.step is None for revision in evolution.revisions)
     ticks = _names(evolution) if named else None
     # The range of the values with some room, so that no curve lies on the axis.
-    low, high = span(heights)
+    low, high = svg.span(heights)
     room, across = 0.04 * (high - low), "revisions in their order" if named else "training step"
-    frame = Frame(group.heading, (min(steps), max(steps)), (low - room, high + room), across, group.unit, ticks)
+    frame = svg.Frame(group.heading, (min(steps), max(steps)), (low - room, high + room), across, group.unit, ticks)
     for name, (values, floors) in lines.items():
         style = group.measures[name][0]
         frame.line(values, style)
@@ -350,7 +335,7 @@ def _plot(evolution: Evolution, group: _Group) -> Iterator[Plot]:
             frame.line(floors, f"{style} chance")
     legend = tuple(group.measures[name] for name in lines)
     marks = _FLOORS if any(floors for _, floors in lines.values()) else ()
-    yield Plot(group.heading, frame.svg(), group.says, legend, marks=marks)
+    yield svg.Plot(group.heading, frame.svg(), group.says, legend, marks=marks)
 
 
 def _places(evolution: Evolution) -> Sequence[tuple[float, int]]:
@@ -361,10 +346,10 @@ def _places(evolution: Evolution) -> Sequence[tuple[float, int]]:
     ]
 
 
-def _points(evolution: Evolution, name: str) -> tuple[list[Point], list[Point]]:
+def _points(evolution: Evolution, name: str) -> tuple[list[svg.Point], list[svg.Point]]:
     """Return the points of a measure and of its floor. Revisions without a figure have no point."""
-    values: list[Point] = []
-    floors: list[Point] = []
+    values: list[svg.Point] = []
+    floors: list[svg.Point] = []
     for step, number in _places(evolution):
         measure = evolution.revisions[number].measure(name)
         if measure is None:
@@ -389,19 +374,19 @@ LIMIT = 2000
 
 def asked(headline: Headline) -> Iterator[str]:
     """Yield the question, the answer and its certainty, inside an open ``div``."""
-    yield f'<div class="verdict"><p class="asked">{escape(headline.question, LIMIT)}</p>'
-    yield f"<p>{escape(headline.answer, LIMIT)}</p>"
+    yield f'<div class="verdict"><p class="asked">{svg.escape(headline.question, LIMIT)}</p>'
+    yield f"<p>{svg.escape(headline.answer, LIMIT)}</p>"
     if headline.certainty:
-        yield f'<p class="sure">How sure: {escape(headline.certainty, LIMIT)}.</p>'
+        yield f'<p class="sure">How sure: {svg.escape(headline.certainty, LIMIT)}.</p>'
 
 
-def drawn_figure(plot: Plot, key: str) -> Iterator[str]:
+def drawn_figure(plot: svg.Plot, key: str) -> Iterator[str]:
     """Yield a figure with its legend and caption. ``key`` is unique on the page."""
-    yield f"<figure><h3>{escape(plot.heading)}</h3>"
+    yield f"<figure><h3>{svg.escape(plot.heading)}</h3>"
     if plot.legend:
         yield '<ul class="legend">'
-        yield from (f'<li><i class="swatch {style}"></i>{escape(name)}</li>' for style, name in plot.legend)
-        yield from (f'<li><i class="mark {kind}"></i>{escape(name)}</li>' for kind, name in plot.marks)
+        yield from (f'<li><i class="swatch {style}"></i>{svg.escape(name)}</li>' for style, name in plot.legend)
+        yield from (f'<li><i class="mark {kind}"></i>{svg.escape(name)}</li>' for kind, name in plot.marks)
         yield "</ul>"
     if plot.shades:
         # A radio button for each drawing. The style sheet alone switches; the first is shown at the start.
@@ -409,7 +394,7 @@ def drawn_figure(plot: Plot, key: str) -> Iterator[str]:
         for index, shade in enumerate(plot.shades):
             checked = " checked" if index == 0 else ""
             yield f'<input type="radio" name="{key}" id="{key}c{index}" class="k{index}"{checked}>'
-            yield f'<label for="{key}c{index}">{escape(shade.name)}</label>'
+            yield f'<label for="{key}c{index}">{svg.escape(shade.name)}</label>'
         for index, shade in enumerate(plot.shades):
             yield f'<div class="shade k{index}">'
             yield from _ramp(shade.ramp)
@@ -418,10 +403,10 @@ def drawn_figure(plot: Plot, key: str) -> Iterator[str]:
     else:
         yield from _ramp(plot.ramp) if plot.ramp else ()
         yield plot.drawing
-    yield f"<figcaption>{escape(plot.says, LIMIT)}</figcaption></figure>"
+    yield f"<figcaption>{svg.escape(plot.says, LIMIT)}</figcaption></figure>"
 
 
 def _ramp(ends: tuple[str, str]) -> Iterator[str]:
-    swatches = "".join(f'<i class="swatch q{step}"></i>' for step in range(STEPS))
-    yield f'<p class="legend ramp"><span>{escape(ends[0])}</span><span>{swatches}</span>'
-    yield f"<span>{escape(ends[1])}</span></p>"
+    swatches = "".join(f'<i class="swatch q{step}"></i>' for step in range(svg.STEPS))
+    yield f'<p class="legend ramp"><span>{svg.escape(ends[0])}</span><span>{swatches}</span>'
+    yield f"<span>{svg.escape(ends[1])}</span></p>"

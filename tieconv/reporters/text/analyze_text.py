@@ -48,7 +48,6 @@ def figure(value: float) -> str:
     return f"{value:.3g}"
 
 
-_MOVED = "How far the rows moved, and their mean length"
 _AGREEMENT = {
     "E→U": "How far the input embedding (E) and the head (U) agree",
     "E→T": "How far the untied input embedding (E) and the tied table (T) agree",
@@ -71,7 +70,7 @@ def _blocks(evolution: Evolution, paint: Paint) -> Iterator[list[str]]:
     moved = [name for start in ("cosine ", "mean norm ") for name in names if name.startswith(start)]
     # A narrower heading: "E to first" for "cosine E to first".
     heads = {name.removeprefix("cosine ").replace("mean norm ", "norm "): name for name in moved}
-    yield [paint(_MOVED, "heading"), *_table(evolution, heads)]
+    yield [paint("How far the rows moved, and their mean length", "heading"), *_table(evolution, heads)]
     for pair, heading in _AGREEMENT.items():
         agreeing = [name for name in names if name.endswith(f" {pair}")]
         if agreeing:

@@ -17,16 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from httpx2 import SyncByteStream
-from huggingface_hub import constants, errors, set_client_factory
-from huggingface_hub.utils import (
-    _http,
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-    get_session,
-    logging,
-    parse_ratelimit_headers,
-)
+from huggingface_hub import constants, errors, set_client_factory, utils
 
 from tieconv.errors import UnreadableError
 from tieconv.sources.ranged import ListingBounds, interruptible
@@ -82,7 +73,7 @@ def retry_after(response: Any) -> float | None:
         return float(header[:9])
     if (at := _date(header)) is not None:
         return max(0.0, at - (_date(str(headers.get("Date", ""))) or time.time()))
-    window = parse_ratelimit_headers(headers)
+    window = utils.parse_ratelimit_headers(headers)
     return float(window.reset_in_seconds) if window is not None and window.remaining == 0 else None
 
 
@@ -224,18 +215,18 @@ def transferring(largest: int = LARGEST_ANSWER, hashes: Mapping[str, str] | None
 
     The log would show signed URLs. With such a URL anybody could read or write the file.
     """
-    level, hide = logging.get_verbosity(), not sys.stderr.isatty() and not are_progress_bars_disabled()
+    level, hide = utils.logging.get_verbosity(), not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
     if hide:
-        disable_progress_bars()
-    logging.set_verbosity(logging.CRITICAL)
+        utils.disable_progress_bars()
+    utils.logging.set_verbosity(utils.logging.CRITICAL)
     try:
         with warnings.catch_warnings(), limits(largest, hashes):
             warnings.filterwarnings("ignore", category=UserWarning, module="huggingface_hub")
             yield
     finally:
-        logging.set_verbosity(level)
+        utils.logging.set_verbosity(level)
         if hide:
-            enable_progress_bars()
+            utils.enable_progress_bars()
 
 
 def file_key(address: str) -> str:
@@ -251,11 +242,11 @@ def is_limited() -> bool:
 
 def _install() -> None:
     """Limit the current HTTP client of huggingface_hub, and each client that replaces it."""
-    factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    factory = getattr(utils._http, "_GLOBAL_CLIENT_FACTORY", utils._http.default_client_factory)
     with _lock:
         if not isinstance(factory, _Factory):
             set_client_factory(_Factory(factory))
-    _limited(get_session())
+    _limited(utils.get_session())
 
 
 class _Factory:

@@ -24,7 +24,6 @@ _DESCRIPTION = ("Metadata", "ContentType", "ContentEncoding", "ContentDispositio
 _STORAGE = ("StorageClass", "ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled")
 """What no copy takes over."""
 _MISSING = frozenset({"NotImplemented", "MethodNotAllowed", "UnsupportedOperation", "501", "405"})
-_REPLACED = frozenset({"PreconditionFailed", "412"})
 _FORBIDDEN = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403", "401"})
 _UNTAGGED = frozenset({"NoSuchTagSet", *_MISSING})
 
@@ -140,7 +139,7 @@ def _failed(error: ClientError | BotoCoreError, label: str) -> TieconvError | Co
         hint = "check the credentials, the network and the endpoint variables"
         return WriteFailedError(f"{label}: the connection to the object store failed", hint, "write.network")
     code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if code in _REPLACED:
+    if code in frozenset({"PreconditionFailed", "412"}):
         problem = f"{label} was replaced while tieconv read it"
         return UnreadableError(problem, "run the command again", "objects.changed")
     if code in _MISSING or status in (405, 501):
