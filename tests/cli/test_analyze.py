@@ -124,6 +124,17 @@ def test_tables_of_different_lengths_are_not_tied(tmp_path: Path) -> None:
         assert "one shape" in report["verdict"]
 
 
+def test_a_tied_head_with_the_first_rows_of_the_embedding_is_dropped(tmp_path: Path) -> None:
+    """The command of the verdict works, and no value is lost."""
+    build(tmp_path / "m", tied=True)
+    with editing(tmp_path / "m") as values:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"][:-8].clone()
+    verdict = document(tmp_path / "m")["verdict"]
+    assert verdict.startswith("Yes, nothing is lost. The embedding stores all rows of the head.")
+    assert "--from embed --force -o OUT" in verdict
+    ok("retie --from embed --force", tmp_path / "m", "-o", tmp_path / "out")
+
+
 def test_nan_and_infinity_are_told(model: Callable[[str], Path]) -> None:
     """Rows that are not finite are counted, nothing is certified, and nothing is warned of."""
     folder = model("llama-diverged")

@@ -111,6 +111,9 @@ def _verdict(
         return text, BY_CLASS
     if kind is Kinship.BIT_EQUAL and not subject.flip.third:
         return f"Yes, nothing is lost. Run: {_command(subject)}.", EVERY_BYTE
+    if _embedding_has_every_row(subject, related):
+        command = _command(subject, " --from embed --force")
+        return f"Yes, nothing is lost. The embedding stores all rows of the head. Run: {command}.", EVERY_BYTE
     if kind in REFUSED:
         return f"No: {_refusal(kind)}.", "" if kind is Kinship.UNKNOWN else _measured(related)
     if not one_shape(subject):
@@ -174,6 +177,14 @@ def _not_yet(related: Related, costs: Costs, withheld: str) -> str:
         f"{_OPEN} If the embedding survives, the outputs change by about {estimate:.2g} nats a token (KL), "
         f"at most {certified:.2g}. {_MEASURE}"
     )
+
+
+def _embedding_has_every_row(subject: Subject, related: Related) -> bool:
+    """Return whether the head of a tied model equals the first rows of a longer embedding, byte for byte."""
+    tie, shorter = subject.evidence.word_tie, subject.output.rows < subject.embed.rows
+    if tie is None or not tie.declared or subject.flip.barred or related.moments.cast:
+        return False
+    return related.kind is Kinship.ROW_SUBSET and shorter and bool(related.figures.get("prefix"))
 
 
 def _refusal(kind: Kinship) -> str:
