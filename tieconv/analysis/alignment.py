@@ -189,7 +189,6 @@ def _and(words: list[str]) -> str:
 
 # Compare the input embedding E and the head U of one untied model by the measures of the alignment.
 
-SIMILARITY = "Similarity"
 
 PAIR = "E→U"
 
@@ -232,7 +231,7 @@ def own_tables(subject: Subject, *, exact: bool | None = None) -> Section:
     ]
     compared = compare(tables, {PAIR: (0, 1)}, exact=exact)
     sure = "measured; chance is the floor of each figure, with the tokens of one table permuted"
-    return _section(SIMILARITY, _similarity_sentence(compared), compared, "EU", sure)
+    return _section("Similarity", _similarity_sentence(compared), compared, "EU", sure)
 
 
 def numbered_table(name: str, stored: StoredTable, rows: int, used: Array | None) -> Table:

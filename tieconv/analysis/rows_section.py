@@ -302,7 +302,8 @@ def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> 
     order = np.random.default_rng(0).permutation(len(seen))
     measures, intervals = [], {}
     for table, norms in tables.items():
-        for kind, value, floor in _correlations(norms[seen], log_p, order):
+        for kind, measure in (("Spearman", spearman), ("Pearson of log p", pearson)):
+            value, floor = measure(norms[seen], log_p), measure(norms[seen], log_p[order])
             name = f"{kind}, norm of the {table}"
             low, high = intervals[name] = _interval(value, _WIDER[kind] / sqrt(len(seen) - 3))
             says = f"95 % interval {low:.3f} to {high:.3f}, over tokens; the floor is of permuted tokens"
@@ -311,11 +312,6 @@ def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> 
     sentence = _frequency_sentence(tables, {measure.name: measure.value or 0.0 for measure in measures}, intervals)
     detail = {"tokens": len(seen), "occurrences": int(counts.sum()), "interval": intervals}
     return Section(FREQUENCY, sentence, tuple(measures), by_frequency(series, counts), detail)
-
-
-def _correlations(norms: Array, log_p: Array, order: Array) -> Iterator[tuple[str, float, float]]:
-    for kind, measure in (("Spearman", spearman), ("Pearson of log p", pearson)):
-        yield kind, measure(norms, log_p), measure(norms, log_p[order])
 
 
 def _interval(value: float, error: float) -> list[float]:

@@ -409,7 +409,9 @@ def check_source_sums(plan: write_plan.Plan, root: Path, *, full: bool) -> None:
     A storage that goes into the output unchanged keeps its checksum, right or wrong. The written file is compared with
     that checksum, so that damage still shows. With ``full`` this also reads the unchanged files.
     """
-    stored_spans = {span for output in plan.weights for span in _source_spans(output)}
+    # The storages that go into a written torch file with their checksums.
+    stored = (tensor.storage for output in plan.weights if output.format == "torch" for tensor in output.tensors)
+    stored_spans = {storage.range for storage in stored if storage is not None and storage.crc is not None}
     _check_files(plan, root, stored_spans, full)
     if plan.checkpoint.table:
         with open_files(root) as sources:
@@ -437,10 +439,3 @@ def _check_files(plan: write_plan.Plan, root: Path, stored_spans: set[ByteRange]
                         continue
                     if crc != checksum(sources.descriptor(file.name), span.start, span.size):
                         raise damaged(file, storage)
-
-
-def _source_spans(output: write_plan.OutputWeights) -> Iterator[ByteRange]:
-    """Yield the storages that go into a written torch file with their checksums."""
-    for tensor in output.tensors if output.format == "torch" else ():
-        if tensor.storage is not None and tensor.storage.crc is not None:
-            yield tensor.storage.range

@@ -254,7 +254,6 @@ _LABELS = {
     MLX: "mlx-lm 0.32",
     LLAMA_CPP: "llama.cpp",
 }
-_DEQUANTISED = "transformers 5 loads the result with quantization_config=CompressedTensorsConfig(dequantize=True)"
 
 Answers = dict[tuple[str, str], tuple[Prediction, Prediction]]
 """The predictions for the model and for the result, by loader. The first loader decides."""
@@ -301,7 +300,7 @@ def _notes(answers: Answers, tables: QuantisedTables) -> Iterator[str]:
         yield f"{listed(labels)}: {detail}" + (". The model already has this fault" if already else f" {REVIEW_FIRST}")
     decides = next(iter(answers.values()))[1]
     if _fault(decides) and tables.matrices[0].scheme.startswith("compressed-tensors"):
-        yield _DEQUANTISED
+        yield "transformers 5 loads the result with quantization_config=CompressedTensorsConfig(dequantize=True)"
     unknown = [_LABELS[loader] for loader, (_, comes) in answers.items() if comes.outcome is Outcome.UNKNOWN]
     if unknown:
         yield f"tieconv has no measurement of how {listed(unknown)} would load the result"

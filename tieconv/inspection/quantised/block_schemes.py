@@ -182,8 +182,6 @@ COMPUTED = frozenset({
 })  # fmt: skip
 """The types whose values tieconv computes."""
 
-_GGML_BLOCKS_ROLES = {"weight": CODES, "scale": GLOBAL_SCALE}
-
 
 def recognise_ggml_blocks(module: StoredModule) -> QuantisedMatrix | None:
     """Return the matrix of a tensor of a quantised ggml type."""
@@ -198,7 +196,7 @@ def recognise_ggml_blocks(module: StoredModule) -> QuantisedMatrix | None:
     symmetric = kind not in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
     scheme, block = f"ggml {kind}", (1, group)
     return Faults(module).matrix(
-        scheme, _GGML_BLOCKS_ROLES, bits, shape, block, symmetric=symmetric, uncomputed=uncomputed
+        scheme, {"weight": CODES, "scale": GLOBAL_SCALE}, bits, shape, block, symmetric=symmetric, uncomputed=uncomputed
     )
 
 

@@ -413,7 +413,6 @@ def recognise_modelopt(module: StoredModule) -> QuantisedMatrix | None:
 # Recognise FP8 with `weight_scale_inv`, as DeepSeek-V3 stores it. Source: transformers 5.23, finegrained_fp8.
 
 SCHEME = "FP8 with weight_scale_inv"
-_FP8_BLOCKS_ROLES = {"weight": CODES, "weight_scale_inv": SCALES}
 
 
 def recognise_fp8_blocks(module: StoredModule) -> QuantisedMatrix | None:
@@ -427,7 +426,7 @@ def recognise_fp8_blocks(module: StoredModule) -> QuantisedMatrix | None:
     reason = f"the matrix is {shape[0]}×{shape[1]}{says}" if shape else ""
     grid = declared if len(module.shape("weight_scale_inv")) == 2 else None
     block = faults.block("weight", "weight_scale_inv", shape, grid, reason)
-    return faults.matrix(SCHEME, _FP8_BLOCKS_ROLES, 8, shape, block, symmetric=True)
+    return faults.matrix(SCHEME, {"weight": CODES, "weight_scale_inv": SCALES}, 8, shape, block, symmetric=True)
 
 
 TORCHAO, QUANTO, HQQ = "torchao", "quanto", "HQQ"

@@ -272,7 +272,6 @@ def _revision(revision: RevisionFigures, is_open: bool) -> Iterator[str]:
 
 _ROLES = {"E": ("c0", "input embedding E"), "U": ("c1", "head U"), "T": ("c2", "tied table T")}
 _PAIRS = {"E→U": ("c3", "E and U"), "E→T": ("c0", "untied E and T"), "U→T": ("c1", "untied U and T")}
-_FLOORS = (("chance", "chance, in the same colour"),)
 _AGREE = {
     "identity": "Rows of one token as stored, columns centred.",
     "procrustes": "Rows of one token after the best rotation. The chance value is not 0.",
@@ -334,7 +333,7 @@ def _plot(evolution: Evolution, group: _Group) -> Iterator[svg.Plot]:
         if floors:
             frame.line(floors, f"{style} chance")
     legend = tuple(group.measures[name] for name in lines)
-    marks = _FLOORS if any(floors for _, floors in lines.values()) else ()
+    marks = (("chance", "chance, in the same colour"),) if any(floors for _, floors in lines.values()) else ()
     yield svg.Plot(group.heading, frame.svg(), group.says, legend, marks=marks)
 
 
