@@ -114,7 +114,9 @@ def test_the_dtype_key_is_noted(pair) -> None:
     document = diff(a, b)
     assert not document["same_function"] and "different dtypes" in document["notes"][0]
     configure(b, torch_dtype=...)
-    assert diff(a, b)["same_function"], "without the key, the stored types decide"
+    assert diff(a, b)["same_function"], "without the key, the stored type decides"
+    configure(a, dtype="float32")
+    assert not diff(a, b)["same_function"], "the stored type is bfloat16"
 
 
 def test_a_bias_that_is_zero_is_none(pair) -> None:

@@ -287,7 +287,8 @@ def undeclared_width(inspection: Inspection, columns: int) -> tuple[str, int] | 
     never ties may have tables of two widths: ``None`` too.
     """
     family, values = inspection.family, _text_values(inspection)
-    parted = any(isinstance(values.get(part), Mapping) for part in ("encoder", "decoder"))
+    levels = (values, inspection.checkpoint.config_values)
+    parted = any(isinstance(level.get(part), Mapping) for level in levels for part in ("encoder", "decoder"))
     if family.knowledge is not Knowledge.TABLE or family.misfit or family.tying is Tying.NEVER or parted:
         return None
     sizes = _hidden_sizes(values)

@@ -272,8 +272,9 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
     level, head = None, inspection.base.head.output_head if inspection.base else None
     # PEFT keeps both sides equal with `ensure_weight_tying`, and if both have the rows.
     leaf = _leaf(head.name.removesuffix(".weight")) if head and not adapter.tied else None
-    trained = {_leaf(module) for module, _ in adapter.token_rows}
-    if tied_pair(inspection.base) is not None and trained == {leaf}:
+    trained = {_leaf(module): {*ids} for module, ids in adapter.token_rows}
+    alone = trained.get(leaf or "", set()).difference(*(ids for module, ids in trained.items() if module != leaf))
+    if tied_pair(inspection.base) is not None and alone:
         effect, level = "The base model is tied, so a merge changes these rows of the embedding too.", Level.ERROR
     elif tied_pair(inspection.base) is not None:
         effect = "The base model is tied, so a merge changes the same rows of the head."

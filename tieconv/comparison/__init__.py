@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.results import comparison as results
+from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences, quantised_config
 from tieconv.comparison.pair import HEAD_BIAS, Outcome, Pair, Relations, Source, View, loaded, parameters, untold
 from tieconv.inspection.declared import same_order, type_may_change
@@ -22,7 +23,8 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     pairs = tuple(loaded(a, b))
     equal, tensors = _tensors(pairs, relations)
     matrices = tuple(matrix_differences(a, b, tensors, reader))
-    config = compare_configs(quantised_config(a), quantised_config(b))
+    floats = (_dtypes(a.checkpoint) | _dtypes(b.checkpoint)) & FLOATS
+    config = compare_configs(quantised_config(a), quantised_config(b), floats)
     reasons = tuple(_reasons(a, b, pairs, tensors, config))
     files = tuple(compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b))
     return results.Comparison(

@@ -34,17 +34,24 @@ DTYPES = frozenset({"dtype", "torch_dtype"})
 _ABSENT = object()
 
 
-def compare_configs(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[results.ConfigDifference, ...]:
-    """Return every value that differs, in the order of the paths."""
+_STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def compare_configs(
+    a: Mapping[str, object], b: Mapping[str, object], stored: Collection[str] = ()
+) -> tuple[results.ConfigDifference, ...]:
+    """Return every value that differs, in the order of the paths. ``stored`` are the types of both models' floats."""
     values_a, values_b = dict(_flat(_one_spelling(a), "")), dict(_flat(_one_spelling(b), ""))
+
+    def weight(path: str) -> results.Weight:
+        stated = [values[path] for values in (values_a, values_b) if path in values]
+        # Without the key, transformers 5 loads the type that is stored. Of several types, a note says that.
+        other = len(stored) == 1 and _STORED.get(str(stated[0])) not in stored
+        return _weight(path, cosmetic=len(stated) == 1 and not other)
+
     return tuple(
         results.ConfigDifference(
-            path,
-            values_a.get(path),
-            values_b.get(path),
-            path in values_a,
-            path in values_b,
-            _weight(path, both=path in values_a and path in values_b),
+            path, values_a.get(path), values_b.get(path), path in values_a, path in values_b, weight(path)
         )
         for path in sorted(values_a.keys() | values_b.keys())
         if not _same(values_a.get(path, _ABSENT), values_b.get(path, _ABSENT))
@@ -82,9 +89,9 @@ def _same(value_a: object, value_b: object) -> bool:
     return type(value_a) is type(value_b) and (value_a == value_b or (value_a != value_a and value_b != value_b))
 
 
-def _weight(path: str, *, both: bool) -> results.Weight:
+def _weight(path: str, *, cosmetic: bool) -> results.Weight:
     key = path.rpartition(".")[2]
-    if key in COSMETIC or (key in DTYPES and not both):
+    if key in COSMETIC or (key in DTYPES and cosmetic):
         return results.Weight.COSMETIC
     return results.Weight.TENSORS if key in (FLAG, DERIVED_KEY) else results.Weight.FUNCTION
 
