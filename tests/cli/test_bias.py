@@ -328,6 +328,22 @@ def test_a_tokenizer_that_is_too_large_is_named(sized, tmp_path: Path, name: str
     assert not (tmp_path / "out").exists()
 
 
+def test_a_head_bias_that_the_class_lacks_is_resized_too(model, tmp_path: Path) -> None:
+    folder = model("llama-untied")
+    edit(folder, lambda stored: stored.update({"lm_head.bias": torch.ones(192)}))
+    ok("resize --to 200", folder, "-o", tmp_path / "out")
+    bias = tensors(tmp_path / "out")["lm_head.bias"]
+    assert bias.tolist() == [1.0] * 192 + [0.0] * 8
+
+
+def test_a_longer_head_of_a_tied_model_leads_to_its_rows(model, tmp_path: Path) -> None:
+    """--to rows means those of the embedding: the hint names a number, and not the refused command."""
+    folder = model("llama-tied")
+    edit(folder, lambda stored: stored.update({LM_HEAD: torch.zeros(200, 32)}))
+    hint = refused("resize --to rows", folder, "-o", tmp_path / "out").splitlines()[-1]
+    assert "--to 200" in hint
+
+
 def voc(folder: Path) -> Finding | None:
     return next((finding for finding in tieconv.inspect(folder).findings if finding.rule == "VOC001"), None)
 

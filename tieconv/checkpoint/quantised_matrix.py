@@ -274,5 +274,7 @@ def parametrised_parts(matrix: QuantisedMatrix) -> tuple[str, ...]:
     return () if matrix.scheme else tuple(sorted(parts))
 
 
+FP8_DEFAULT = "modules_to_not_convert: absent"
+"""Without this list transformers leaves the head out, and no entry of the config can be corrected."""
 LISTING_METHODS = frozenset({"compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8"})
 """Methods whose loaders build a quantised module where the config lists it, whatever is stored."""

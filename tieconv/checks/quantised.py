@@ -10,6 +10,7 @@ from tieconv.checkpoint.finding import Finding, Level, Outcome, Remedy
 from tieconv.checkpoint.inspection import Inspection, lists_float_head
 from tieconv.checkpoint.quantised_matrix import (
     EMBEDDING,
+    FP8_DEFAULT,
     HEAD,
     LISTING_METHODS,
     FaultKind,
@@ -360,7 +361,7 @@ def codes_left_out(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv set-tie auto` corrects the entry, so that the config lists what the file stores. It does so for
-    compressed-tensors, GPTQ, AWQ, bitsandbytes and FP8. Or restore the float matrix from the model that was quantised.
+    compressed-tensors, GPTQ, AWQ, bitsandbytes, and FP8 with a list. Or restore the float matrix from the model that was quantised.
     """
     pair = tables_of(inspection)
     head = pair.of(HEAD) if pair else None
@@ -371,6 +372,7 @@ def codes_left_out(inspection: Inspection) -> Iterator[Finding]:
 def _report(inspection: Inspection, matrix: QuantisedMatrix) -> Finding:
     entry = f" ({shown(matrix.config.entry)})" if matrix.config.entry else ""
     edits = inspection.quantisation is not None and inspection.quantisation.method in LISTING_METHODS
+    edits = edits and matrix.config.entry != FP8_DEFAULT
     return codes_left_out.finding(
         f"{evidence.listed([matrix.name])} is stored as quantised codes, but the quantisation config leaves it out"
         f"{entry}. Loaders find no float matrix there.",

@@ -16,7 +16,7 @@ from tests.checks.branches import ties
 from tests.checks.fixtures import asked, builder
 from tests.checks.fixtures.graphs import saved
 from tests.checks.fixtures.model import EMBED, HEAD, KIMI, Tensors, flagged, llama, matrix, save, vector, weights
-from tests.checks.fixtures.more import base_of, save_adapter
+from tests.checks.fixtures.more import TOKEN_ROWS, base_of, save_adapter
 from tests.inspection.quantised.stored_models import MLX_SIZES, equal, mlx, model
 from tieconv.checks.registry import RULES
 
@@ -122,6 +122,12 @@ BUILT: dict[str, Build] = {
     ),
     "PEF005 rows of the head of an untied model": lambda folder: save_adapter(
         folder, HEAD_TOKENS, base_of(folder, tied=False), trainable_token_indices={"lm_head": [3]}
+    ),
+    "PEF005 other rows of the head than of the embedding": lambda folder: save_adapter(
+        folder,
+        HEAD_TOKENS | TOKEN_ROWS,
+        base_of(folder),
+        trainable_token_indices={"lm_head": [3], "embed_tokens": [1, 2, 4]},
     ),
     "PEF002 copies that save_embedding_layers stores": lambda folder: save_adapter(folder, COPIES, base_of(folder)),
     "ONX001 an old opset": _old(opset=10),

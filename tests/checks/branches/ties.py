@@ -226,6 +226,10 @@ CASES: dict[str, Case] = {
     "QNT001 both quantised": (TIED, {**EMBED_CODES, **CODES, **NORM}),
     "QNT001 by class default": (GEMMA, {**llama(), **CODES}),
     "VOC001 another width": ({**UNTIED, "hidden_size": 2 * matrix().shape[1]}, OWN),
+    "VOC001 encoder and decoder": (
+        {**UNTIED, "hidden_size": 9, "encoder": {"hidden_size": 4}, "decoder": {"hidden_size": 9}},
+        OWN,
+    ),
     "VOC001 the width of the embedding": ({**UNTIED, "hidden_size": 9, "embedding_size": matrix().shape[1]}, OWN),
     "VOC001 the width is in the text config": (
         {**UNTIED, "hidden_size": 9, "text_config": {"hidden_size": matrix().shape[1]}},

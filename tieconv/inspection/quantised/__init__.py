@@ -12,6 +12,7 @@ from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised_matrix import (
     EMBEDDING,
+    FP8_DEFAULT,
     HEAD,
     ConfigChoice,
     DeclaredQuantisation,
@@ -180,7 +181,7 @@ def _fp8(values: Values, module: str, role: str) -> ConfigChoice:
     block = _block(values.get("weight_block_size"))
     listed = values.get("modules_to_not_convert") or values.get("ignored_layers")
     if role == HEAD and not isinstance(listed, list):  # transformers then skips the head
-        return ConfigChoice(Verdict.LEFT_OUT, "modules_to_not_convert: absent", 8, symmetric=True, block=block)
+        return ConfigChoice(Verdict.LEFT_OUT, FP8_DEFAULT, 8, symmetric=True, block=block)
     key = _skipping(texts(listed), module)
     if key is not None:
         return ConfigChoice(Verdict.LEFT_OUT, f"modules_to_not_convert: {key}", 8, symmetric=True, block=block)

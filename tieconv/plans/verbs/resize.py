@@ -99,6 +99,8 @@ def _records(inspection: Inspection, rows: int) -> list[TensorRecord]:
             hint = Hint("store these tensors once first: ", again(inspection, "dedup", out=OUT))
             refuse(f"{shown(shared.name)} shares its storage with another name", hint, "resize.shared")
     family = inspection.family
+    # A bias that the class lacks still belongs to the head.
+    names |= {f"{name.removesuffix('weight')}bias" for name in names} & tensors.keys()
     more = exceptions("vocabulary").get(family.architecture, {}).get("tensors", ())
     names |= {bias for member in (*family.output_biases, *more) if (bias := locate(family, member, tensors))}
     return [tensors[name] for name in sorted(names)]
@@ -152,7 +154,7 @@ def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: 
     if used is None:
         unread = inspection.tokenizer_unread or "no tokenizer shows that the rows are unused"
         problem = f"{shown(record.name)} would lose {count(before - rows, 'row')}, and {unread}"
-        hint = Hint("keep the rows and change the config: ", again(inspection, "resize", to="rows"))
+        hint = Hint("keep the rows and change the config: ", again(inspection, "resize", to=before))
         refuse(problem, hint, "resize.no-tokenizer")
     if used > rows:
         problem = f"{shown(record.name)} would lose {count(before - rows, 'row')}"
