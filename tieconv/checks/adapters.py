@@ -275,7 +275,10 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
     trained = {_leaf(module): {*ids} for module, ids in adapter.token_rows}
     alone = trained.get(leaf or "", set()).difference(*(ids for module, ids in trained.items() if module != leaf))
     if tied_pair(inspection.base) is not None and alone:
-        effect, level = "The base model is tied, so a merge changes these rows of the embedding too.", Level.ERROR
+        effect, level = (
+            "The base model is tied, so a merge changes the rows of the head in the embedding too.",
+            Level.ERROR,
+        )
     elif tied_pair(inspection.base) is not None:
         effect = "The base model is tied, so a merge changes the same rows of the head."
     elif inspection.base is not None and inspection.base.config.known and not _is_unread(inspection.base):

@@ -46,8 +46,8 @@ def compare_configs(
     def weight(path: str) -> results.Weight:
         stated = [values[path] for values in (values_a, values_b) if path in values]
         # Without the key, transformers 5 loads the type that is stored. Of several types, a note says that.
-        other = len(stored) == 1 and _STORED.get(str(stated[0])) not in stored
-        return _weight(path, cosmetic=len(stated) == 1 and not other)
+        converted = len(stored) == 1 and _STORED.get(str(stated[0])) not in stored
+        return _weight(path, cosmetic=len(stated) == 1 and not converted)
 
     return tuple(
         results.ConfigDifference(

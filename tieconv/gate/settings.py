@@ -125,7 +125,7 @@ def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
 
 _RUN = r"(?<![\w.])"  # where a name begins: a search from each of its letters would take minutes for a long one
 _WRAPPED = re.compile(rf"{_RUN}(?:_orig_mod|base_model|module)\.")
-_OTHER_HEAD = re.compile(r"\b(score|classifier|qa_outputs|predictions)\.")  # a task's head is no layer
+_OTHER_HEAD = re.compile(r"\b(score|classifier|qa_outputs|predictions)\.")  # the head of a task, and not a layer
 _PART = 12  # characters of a part of a message that show which one it is
 
 

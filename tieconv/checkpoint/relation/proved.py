@@ -153,7 +153,7 @@ class OtherShape(Evidence):
 
     @property
     def is_row_prefix(self) -> bool:
-        return self.rows_equal == self.shape[0] and not self.transposed
+        return bool(self.shape) and self.rows_equal == self.shape[0] and not self.transposed
 
 
 @record
