@@ -462,6 +462,21 @@ def test_a_transposed_weight_is_copied_in_order_when_it_is_written(dtype: ir.Dat
         assert tensor and tensor.dtype == dtype and np.array_equal(tensor.numpy(), view)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_a_large_weight_is_written_in_slices(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Ctrl-C waits for one of them. The bytes are those of the weight."""
+    from torch.onnx._internal.exporter._core import TorchTensor
+
+    weight = torch.nn.Parameter(torch.arange(40 << 20, dtype=torch.uint8).view(dtype), requires_grad=False)
+    value = ir.Value(name="weight", const_value=TorchTensor(weight, name="weight"))
+    export_adapter.save(_Program(ir.Model(ir.Graph([], [], nodes=[], initializers=[value]), ir_version=10)), tmp_path)
+    slices: list[bytes] = []
+    assert value.const_value is not None
+    value.const_value.tofile(types.SimpleNamespace(write=lambda data: slices.append(bytes(data))))
+    assert max(map(len, slices)) <= 1 << 24
+    assert b"".join(slices) == (tmp_path / "model.onnx.data").read_bytes() == weight.view(torch.uint8).numpy().tobytes()
+
+
 def test_a_model_that_the_exporter_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own sentence, cut at the line, with the class and every version."""
     exporters(monkeypatch, OnnxExporter=_Exporter, OnnxConfig=_Config)
