@@ -52,7 +52,10 @@ def test_when_the_model_is_checked_before_a_save(strategy: str, evaluates: bool,
 
 
 def adapters(peft: Any) -> dict[str, Any]:
-    """Adapters that leave the tie of the base model as it is, by name."""
+    """Adapters that leave the tie of the base model as it is, by name.
+
+    One with ``ensure_weight_tying`` is none of them: peft 0.21.2 merges its one change twice, as PEF001 says.
+    """
     task, rows = {"task_type": "CAUSAL_LM"}, [3, 5]
     lora = {"target_modules": ["q_proj"], **task}
     return {
@@ -63,7 +66,6 @@ def adapters(peft: Any) -> dict[str, Any]:
         "prefix tuning": peft.PrefixTuningConfig(num_virtual_tokens=2, **task),
         "P-tuning": peft.PromptEncoderConfig(num_virtual_tokens=2, encoder_hidden_size=8, **task),
         "modules_to_save": peft.LoraConfig(modules_to_save=["embed_tokens", "lm_head"], **lora),
-        "both kept tied": peft.LoraConfig(target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True, **task),
     }
 
 
