@@ -57,11 +57,11 @@ def with_refusal(inspection: Inspection, findings: tuple[Finding, ...]) -> tuple
 
     That is llama.cpp for a GGUF file, and transformers 5 for a class that it cannot build.
     """
+    if any(finding.rule in _OF_GGUF for finding in findings):
+        return findings
     first = llama_cpp.load if inspection.checkpoint.format == "gguf" else transformers5.load
     chosen = tuple(each for each in CONSUMERS if each.load is first)
     asked = replace(inspection, consumers=predict(inspection, chosen))
-    if any(finding.rule in _OF_GGUF for finding in findings):
-        return findings
     refused = tuple(loader_rules.loader_refuses.find(asked))
     return helpful(asked, chosen, (*findings, *refused)) if refused else findings
 

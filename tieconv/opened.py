@@ -88,7 +88,9 @@ def inspected(
     if checkpoint.format == "gguf":
         from tieconv.loaders import llama_cpp  # few models are GGUF files
 
-        evidence, refused = llama_cpp.with_headline(evidence), llama_cpp.refusal_of_gguf(evidence) is not None
+        refusal = llama_cpp.refusal_of_gguf(evidence)
+        if refusal is not None:
+            evidence, refused = llama_cpp.with_headline(evidence, refusal), llama_cpp.is_certain(refusal)
     if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tieconv as api
+from fixtures import llama_cpp_source
 from fixtures.gguf_bytes import ARCHITECTURE, F32, accepted, gguf
 from tests.checks.fixtures.model import Config, Tensors, flagged, llama, matrix, save, save_shards, vector, with_row
 from tieconv.loaders import release_tables
@@ -340,3 +341,10 @@ def test_a_gguf_file_without_the_output_that_its_architecture_needs(
         messages = [finding.message for finding in api.inspect(path).findings if finding.rule == "TIE003"]
         assert len(messages) == (reported and len(stored) == 1)
         assert all(f"llama.cpp needs it of the architecture {architecture}." in message for message in messages)
+
+
+def test_the_lists_of_what_ran_are_those_of_the_table() -> None:
+    """`fixtures/llama_cpp_source.py` writes both into the table, and no test renews it without llama.cpp's source."""
+    classes = release_tables.by_type("llama.cpp", "classes")
+    assert classes["not run"] == list(llama_cpp_source.NOT_RUN)
+    assert set(release_tables.by_type("llama.cpp", "files")) == set(llama_cpp_source.RUN)

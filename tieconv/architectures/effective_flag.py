@@ -310,8 +310,8 @@ def _text_values(inspection: Inspection) -> Mapping[str, object]:
     values = text_config(inspection)
     if any(key in values for key in _WIDTHS):
         return values
-    nested = inspection.checkpoint.config_values.get("text_config")
-    return nested if isinstance(nested, Mapping) else values
+    text = inspection.checkpoint.config_values.get("text_config")
+    return text if isinstance(text, Mapping) else values
 
 
 def _is_misshapen(inspection: Inspection, head: str) -> bool:

@@ -273,8 +273,8 @@ def replaced_tokens(inspection: Inspection) -> Iterator[Finding]:
     # PEFT keeps both sides equal with `ensure_weight_tying`, and if both have the rows.
     leaf = _leaf(head.name.removesuffix(".weight")) if head and not adapter.tied else None
     trained = {_leaf(module): {*ids} for module, ids in adapter.token_rows}
-    alone = trained.get(leaf or "", set()).difference(*(ids for module, ids in trained.items() if module != leaf))
-    if tied_pair(inspection.base) is not None and alone:
+    rows_of_others = [ids for module, ids in trained.items() if module != leaf]
+    if tied_pair(inspection.base) is not None and leaf in trained and trained[leaf].difference(*rows_of_others):
         effect, level = (
             "The base model is tied, so a merge changes the rows of the head in the embedding too.",
             Level.ERROR,

@@ -191,7 +191,7 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
     tensor of the model uses a storage. Tensors under `ema`, `model_ema` or `ema_model` are a second model.
 
     It is an error if a training checkpoint has the name `pytorch_model.bin` beside a config. transformers reads such a
-    file, finds none of its parameters and loads an untrained model.
+    file and finds none of its parameters. It loads an untrained model, or fails (5.23 and 5.24, without a dtype).
 
     ## Why it matters
     Loaders of state dicts do not find tensors of a training checkpoint or names with a prefix. A new file would lose the
@@ -208,14 +208,13 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
     """
     # Yield one finding for each kind of unusual content in each file.
     checkpoint = inspection.checkpoint
-    read = checkpoint.config_values and any(file.name.startswith("pytorch_model") for file in checkpoint.files)
+    starts = ("pytorch_model.bin", "pytorch_model-")
+    read = checkpoint.config_values and any(file.name.startswith(starts) for file in checkpoint.files)
     for code in _CODES:
         for caution in evidence.cautions(inspection, code):
             text = evidence.capital(caution.message)
             if read and code in (TRAINING, SEVERAL):
-                text += (
-                    ". transformers finds no parameter under these names, and fills the model with untrained values."
-                )
+                text += ". transformers finds no parameter there. It fails, or fills the model with untrained values."
                 remedy = remedies.convert(inspection, "safetensors", safe=False)
                 yield not_only_weights.finding(text, level=Level.ERROR, remedy=remedy)
             else:
