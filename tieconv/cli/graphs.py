@@ -225,9 +225,9 @@ def parity_command(
 ) -> None:
     """Measure whether the graph ONNX computes what the checkpoint MODEL computes.
 
-    Every tensor of MODEL must be in the graph, bit for bit. The graph's error against a float64 PyTorch reference must
-    not be larger than PyTorch's error in the graph's precision. Exits with 0 if parity passed, with 1 if it failed,
-    and with 2 if it could not be run.
+    Every matrix of MODEL, and each vector from 4,096 numbers on, must be in the graph, bit for bit. The graph's error
+    against a float64 PyTorch reference must not be larger than PyTorch's error in the graph's precision. Exits with 0
+    if parity passed, with 1 if it failed, and with 2 if it could not be run.
     """
     if options["text"] is not None and not options["quantised"]:
         raise click.UsageError("--text needs --quantised")

@@ -130,7 +130,7 @@ def structure_gates(structure: parity.Structure) -> Iterator[parity.Gate]:
 
 
 def identity_gates(identity: parity.Identity) -> Iterator[parity.Gate]:
-    """Yield the gates that the graph holds the checkpoint's weights."""
+    """Yield the gates that the graph holds the required weights of the checkpoint."""
     absent = [entry for entry in identity.lost if entry.required]
     alien = [entry for entry in identity.unexplained if entry.required]
     explanation = f"the graph holds {identity.found} of {count(identity.tensors, 'tensor')} bit for bit"

@@ -31,7 +31,7 @@ def _text(value: object) -> str:
 def _head(report: Parity) -> Iterator[str]:
     yield f'<h1>{_text(report.graph)}</h1>\n<p class="soft">measured against {_text(report.model)}</p>'
     sentences = {
-        Verdict.PASSED: "The graph holds the checkpoint's weights, and its errors are as small as those of torch.",
+        Verdict.PASSED: "The graph holds the required weights, and its errors are as small as those of torch.",
         Verdict.FAILED: f"{count(sum(not gate.passed for gate in report.gates), 'gate')} failed."
         + (f" Cause: {report.reason}." if report.reason else ""),
         Verdict.NOT_RUN: f"{report.reason}. Next: {report.hint}",

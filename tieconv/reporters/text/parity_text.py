@@ -11,7 +11,7 @@ from tieconv.reporters.text import Paint, columns, notes, plain, wrapped
 from tieconv.text import count, shown, size
 
 _SHOWN = 12
-_PASSED = "passed: the graph holds the checkpoint's weights, and its errors are within the limits"
+_PASSED = "passed: the graph holds the required weights, and its errors are within the limits"
 _QUANTISED_PASSED = "passed: the graph computes with its quantised weights, and its losses are within the limits"
 _STYLES = {parity.Verdict.PASSED: "good", parity.Verdict.FAILED: "error", parity.Verdict.NOT_RUN: "warning"}
 
