@@ -257,6 +257,12 @@ MODEL, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 HIDDEN, EPSILON = "llama.embedding_length", "llama.attention.layer_norm_rms_epsilon"
 ARRAY = struct.pack("<IQ3I", 4, 3, 3, 3, 3)
 CONTRADICTIONS: dict[str, tuple[str, list[str], dict[str, object], str]] = {
+    "digits that are no number": (
+        "llama",
+        (),
+        {"llama.embedding_length": "²"},
+        "of the type u32, and the file has str",
+    ),
     "a head count": ("llama", [], {"llama.attention.head_count": 3}, "asks for 6 (attention.head_count *"),
     "a head count for each layer": ("llama", [], {"llama.attention.head_count": b"\t\0\0\0" + ARRAY}, ""),
     "a width": ("llama", [], {HIDDEN: 16}, "token_embd.weight has the shape [8, 8], and the metadata asks for 16 (emb"),

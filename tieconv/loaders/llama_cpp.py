@@ -8,6 +8,7 @@ not use, and a table without one row for each token. It also refuses metadata th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -173,6 +174,9 @@ def _product(side: str, numbers: Mapping[str, int | None]) -> int | None:
     return product
 
 
+_U32 = re.compile("[0-9]{1,10}")
+
+
 def _numbers(inspection: Inspection) -> Mapping[str, int | None]:
     """Return the numbers from which libllama computes shapes; ``None`` for one that may differ between layers."""
     file, architecture = inspection.checkpoint.files[0], inspection.family.architecture
@@ -181,7 +185,7 @@ def _numbers(inspection: Inspection) -> Mapping[str, int | None]:
     def number(key: str, default: int | None = 0) -> int | None:
         text = metadata.get(f"{architecture}.{key}")
         several = header is None or f"{architecture}.{key}" in header.lengths
-        return None if several else int(text) if text is not None and text.isdigit() else default
+        return None if several else int(text) if text is not None and _U32.fullmatch(text) else default
 
     heads, width = number("attention.head_count"), number("embedding_length")
     size = width // heads if heads and width is not None else heads
