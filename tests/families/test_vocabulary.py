@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import StrictDataclassError
 
 from fixtures import families, zoo
 from tieconv.api.evidence import inspect
 from tieconv.architectures import class_table as table
-from tieconv.architectures.effective_flag import vocabulary_sizes, word_sizes
+from tieconv.architectures.effective_flag import SIZES, vocabulary_sizes, word_sizes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -73,3 +74,16 @@ def test_the_sizes_that_count_the_word_tables(tmp_path: Path, name: str) -> None
     assert set(word_sizes(evidence)) <= set(vocabulary_sizes(evidence))
     more = set(table.exceptions("vocabulary").get(name, {}).get("tensors", ()))
     assert more <= set().union(*(counted[path] for path in own)) - words
+
+
+@pytest.mark.parametrize("value", ["64", True, 64.0], ids=repr)
+def test_every_config_refuses_a_size_that_is_no_whole_number(value: object) -> None:
+    """VOC001 and the rows of loaders say so of each key that a class of the table declares."""
+    refused = 0
+    for model_type in transformers.CONFIG_MAPPING:
+        cls = transformers.CONFIG_MAPPING[model_type]
+        for key in set(SIZES) & set(cls.__dataclass_fields__):
+            with pytest.raises(StrictDataclassError, match=key):
+                cls(**{key: value})
+            refused += 1
+    assert refused > 2_000

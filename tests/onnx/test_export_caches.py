@@ -188,6 +188,18 @@ def test_refused_before_anything_is_loaded(tmp_path: Path, name: str, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
+def test_a_small_tied_matrix_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxscript folds the transpose of 800 numbers into a second matrix; an untied head of that size is exported."""
+    monkeypatch.setattr(export_run, "load", Mock(side_effect=AssertionError("the model was loaded")))
+    for tied in (True, False):
+        config = transformers.LlamaConfig(**BASE | HEADS | {"vocab_size": 25, "tie_word_embeddings": tied})
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / str(tied))
+    assert "has 800 numbers; export stores a tied matrix once from 1,024" in refused("export", tmp_path / "True")
+    run("export", tmp_path / "False")
+
+
 def test_a_cache_with_other_tensors(tmp_path: Path) -> None:
     """Layers that cache more than keys and values are refused by the class that transformers gives them."""
     transformers.DeepseekV32Config(**BASE | HEADS).save_pretrained(tmp_path)

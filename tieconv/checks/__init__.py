@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tieconv.architectures.effective_flag import DERIVED_KEY
+from tieconv.architectures.effective_flag import DERIVED_KEY, odd_size
 from tieconv.architectures.stored_names import missing_layers, surplus_layers, unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
@@ -49,6 +49,7 @@ def is_plain(inspection: Inspection) -> bool:
         and (bias is None or bias.state is BiasState.ABSENT)
         and all(map(_is_stored_once, inspection.ties))
         and not unexplained(inspection)
+        and not odd_size(inspection)
         and not any(missing_layers(inspection))
         and not any(surplus_layers(inspection))
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from tieconv.architectures import lookup, unexplained
 from tieconv.architectures.effective_flag import (
+    odd_size,
     predicted_tokens,
     sizes_disagree,
     undeclared_width,
@@ -603,7 +604,8 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule also
-    reads the tokenizer and lists all counts. It also compares the columns with the config's hidden size.
+    reads the tokenizer and lists all counts. It also compares the columns with the config's hidden size. It reports a size
+    in the config that is text, a boolean or a decimal number.
 
     ## Why it matters
     transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
@@ -626,6 +628,8 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     the weights were saved with.
     """
     outcome = "transformers cannot load the model, or it fills the matrices with random values."
+    if problem := odd_size(inspection):
+        yield rows.finding(f"{problem}. transformers 5 refuses to load the config. Correct it in config.json.")
     columns = {name: inspection.checkpoint.tensors[name].shape[1] for name in vocabulary_rows(inspection)}
     widths = {name: undeclared_width(inspection, count) for name, count in columns.items()}
     if misfits := {name: width for name, width in widths.items() if width is not None}:

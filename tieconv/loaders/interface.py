@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from tieconv.architectures.effective_flag import odd_size
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection, State, lists_float_head
@@ -20,7 +21,7 @@ from tieconv.checkpoint.relation.proved import Cast
 from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import evidence, release_tables
-from tieconv.loaders.loaded import Absence, Cause, Loaded, stopped
+from tieconv.loaders.loaded import Absence, Cause, Loaded, Refusal, stopped
 from tieconv.loaders.release_tables import ABSENT, FLOAT, MLX, QUANTISED, Cell, Tables, quantised_cells
 from tieconv.text import in_words, listed, shown
 
@@ -394,9 +395,12 @@ class Consumer:
         loaded = self.load(inspection)
         if inspection.family.since and not loaded.refusals and self.name not in _OF_TRANSFORMERS:
             loaded = stopped(loaded.loader, evidence.unmeasured(inspection, self.name))
-        rows = None if loaded.refusals or self.own_rows else evidence.wrong_rows(inspection)
-        if rows is not None:
-            loaded = stopped(loaded.loader, rows)
+        if not loaded.refusals:
+            refusal = None if self.own_rows else evidence.wrong_rows(inspection)
+            if problem := odd_size(inspection):
+                refusal = Refusal(Cause.CONFIG, problem)
+            if refusal is not None:
+                loaded = stopped(loaded.loader, refusal)
         reads = self.name == "mlx-lm" or not inspection.family.mlx_names
         quantised = self._of_quantised(inspection, loaded) if reads else None
         answer = quantised or verdict(inspection, loaded)

@@ -226,6 +226,9 @@ CASES: dict[str, Case] = {
     "QNT001 both quantised": (TIED, {**EMBED_CODES, **CODES, **NORM}),
     "QNT001 by class default": (GEMMA, {**llama(), **CODES}),
     "VOC001 another width": ({**UNTIED, "hidden_size": 2 * matrix().shape[1]}, OWN),
+    "VOC001 a size as text": ({**TIED, "vocab_size": "8"}, {EMBED: matrix(), **NORM}),
+    "VOC001 a boolean size": ({**UNTIED, "num_attention_heads": True}, OWN),
+    "VOC001 a decimal size": ({**TIED, "vocab_size": 8.0}, {EMBED: matrix(), **NORM}),
     "VOC001 encoder and decoder": (
         {**UNTIED, "hidden_size": 9, "encoder": {"hidden_size": 4}, "decoder": {"hidden_size": 9}},
         OWN,

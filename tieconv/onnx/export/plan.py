@@ -11,6 +11,7 @@ from typing import Any
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.graph_plan import ExportOptions, ExportOutcome, ExportPlan, HeadForm
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.value_type import Printed, quoted, record
@@ -135,7 +136,8 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
 
     Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
     because loaders then disagree on the model. Raises `RefusedError` if the cache holds other states than keys and
-    values. Raises `RefusedError` if the program of ``options.layout`` cannot load the graph.
+    values. Raises `RefusedError` if a tied matrix is too small, or if the program of ``options.layout`` cannot load the
+    graph.
     """
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
@@ -159,6 +161,8 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
     copied = {n: size for n, size in companions.items() if not n.lower().endswith(_WEIGHTS) and n not in unwanted}
     tied = tied_names(evidence)
     shared = settings.form if tied and not scheme else None
+    for names in tied if shared else ():
+        _check_large(names, checkpoint)
     notes = [*_notes(options, shared), *layout.notes(kind)]
     if scheme is not None:
         check_scheme(scheme, precision, options.fuse, checkpoint.source)
@@ -185,6 +189,16 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
         left_out=parts.modules if parts else (),
     )
     return PlannedExport(plan, evidence, settings)
+
+
+def _check_large(names: Collection[str], checkpoint: Checkpoint) -> None:
+    records = [checkpoint.tensors[name] for name in names if name in checkpoint.tensors]
+    if all(len(record.shape) == 1 or record.elements >= MIN_ELEMENTS for record in records):
+        return
+    # onnxscript folds the transpose of a small head into a second matrix.
+    problem = f"{shown(records[0].name)} has {records[0].elements:,} numbers; export stores a tied matrix once from "
+    hint = "export a model with a larger vocabulary or hidden size"
+    raise RefusedError(f"{problem}{MIN_ELEMENTS:,} numbers on", hint, "export.small")
 
 
 def _notes(options: ExportOptions, shared: HeadForm | None) -> list[str]:
