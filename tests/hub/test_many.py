@@ -49,11 +49,12 @@ def test_each_model_is_a_row(org: Hub, tieconv: Run) -> None:
 
 
 def test_what_was_not_compared(org: Hub, tieconv: Run) -> None:
-    """By samples a broken tie may pass; then the gate says that it was not compared, and what compares it."""
+    """By samples a broken tie may look sound; so the gate fails, and says what compares it."""
     result = tieconv("check", "hf://org/*")
     rows = {row.split()[0]: row for row in result.stdout.rpartition("\n\n")[2].splitlines()}
-    assert " unread " in rows["hf://org/diverged"] and " ok " in rows["hf://org/tied"]
-    assert {"hf://org/diverged: unread", "hf://org/tied: ok"} <= set(result.stdout.splitlines())
+    assert "TIE012" in rows["hf://org/diverged"] and " ok " in rows["hf://org/tied"]
+    assert {"hf://org/diverged: failed", "hf://org/tied: ok"} <= set(result.stdout.splitlines())
+    assert "was not compared with the embedding: the sampled bytes are equal" in result.stdout
     [note] = [line for line in result.stderr.splitlines() if line.startswith("note:")]
     assert "lm_head.weight of hf://org/diverged" in note and "--depth full" in note
     [model] = json.loads(tieconv("check", "hf://org/diverged", "--format", "json").stdout)["models"]
@@ -67,7 +68,7 @@ def test_resumed_unread(org: Hub, tieconv: Run) -> None:
     """What a run file keeps says so too."""
     words = ("check", "hf://org/div*", "--resume", "run.jsonl")
     first, second = tieconv(*words), tieconv(*words)
-    assert second.stdout == first.stdout and "unread" in second.stdout and "--depth full" in second.stderr
+    assert second.stdout == first.stdout and "TIE012" in second.stdout and "--depth full" in second.stderr
 
 
 def test_filters(org: Hub, tieconv: Run) -> None:

@@ -20,7 +20,8 @@ from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts
-from tieconv.checkpoint.relation.proved import NO_NUMPY
+from tieconv.checkpoint.relation.proved import NO_NUMPY, Unread
+from tieconv.checkpoint.weight_file import marked
 from tieconv.checks import evidence, quantised, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers5 import mistakable
@@ -430,6 +431,15 @@ _EMBED, _HEAD = "tok_embeddings.weight", "output.weight"
 """The names of the embedding and the head in Mistral's own format. A model that params.json ties stores no head."""
 
 
+def _uncompared(inspection: Inspection) -> Iterator[tuple[str, str]]:
+    """Yield each stored copy of a tied embedding whose values were not read, and why. A wanted copy is none."""
+    wanted = {*marked(inspection.checkpoint.files), *inspection.without_numpy}
+    for tie in evidence.declared_tied(inspection):
+        for member in tie.members if tie.role is Role.WORD_EMBEDDING else ():
+            if member.stored and isinstance(member.relation, Unread) and member.name not in wanted:
+                yield member.name, member.relation.reason or "depth header reads no values"
+
+
 @rule("TIE012", "guessed", Level.WARNING)
 def guessed(inspection: Inspection) -> Iterator[Finding]:
     """The architecture is unknown, so tieconv guesses the tie.
@@ -442,9 +452,10 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     head. Or the config says untied, and no tensor looks like a head. Or tensors may be parts of the head or embedding, in
     a form that tieconv does not know. No other rule then calls them missing.
 
-    It is also a warning if the config says tied and the embedding was not compared. Then numpy is missing, which two types
-    or codes need, or tieconv does not know a part of the embedding. Otherwise it is a note: the class may be unknown, but
-    each table is stored.
+    It is also a warning if the config says tied and the head was not compared with the embedding. Either depth `header`
+    read no values, or the samples of a remote file are equal. Or numpy is missing, which two types or codes need. Or
+    tieconv does not know a part of the embedding. Otherwise it is a note: the class may be unknown, but each table is
+    stored.
 
     ## Why it matters
     Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales
@@ -460,12 +471,16 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     If the guess is right, confirm it: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and `inspect`. If
-    the architecture is unknown, errors of other rules become warnings.
+    the architecture is unknown, errors of other rules become warnings. If values were not compared, use the default depth
+    for local files, and depth `full` for remote ones.
     """
-    family, named = inspection.family, inspection.config.architectures
+    family, named, parts = inspection.family, inspection.config.architectures, unexplained(inspection)
     if (left := inspection.without_numpy) and inspection.config.effective is not False:
         yield guessed.finding(f"The config says tied, and {evidence.listed(left)} was not compared: {NO_NUMPY}.", left)
-    parts = unexplained(inspection)
+    for name, why in () if inspection.quantised or parts else _uncompared(inspection):
+        yield guessed.finding(
+            f"The model is tied, and {shown(name)} was not compared with the embedding: {why}.", [name]
+        )
     coded = inspection.quantised.of(EMBEDDING) if inspection.quantised is not None else None
     if not parts and coded is not None and is_unknown(coded) and inspection.config.effective is not False:
         text = f"The config says tied, and {shown(coded.name)} was not compared: {coded.uncomputed}."
@@ -473,15 +488,15 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     if parts and family.mlx_names and family.output_head:
         return  # TIE003 names the head that mlx-vlm wants
     if parts:
-        role, name = "output head", family.output_head
+        role, usual = "output head", family.output_head
         if (coded is not None and parts == tuple(part.name for part in coded.parts)) or (
             inspection.head.input_embedding is None and inspection.quantised is None
         ):
-            role, name = "input embedding", family.input_embedding
+            role, usual = "input embedding", family.input_embedding
         maybe = f"may be the {role}" if len(parts) == 1 else f"may be parts of the {role}"
-        usual = f". {shown(named[0])} has it under {shown(name)}" if name and family.trusted and named else ""
+        under = f". {shown(named[0])} has it under {shown(usual)}" if usual and family.trusted and named else ""
         yield guessed.finding(
-            f"{evidence.listed(parts)} {maybe}{usual}. tieconv does not know this name or form, so it cannot predict "
+            f"{evidence.listed(parts)} {maybe}{under}. tieconv does not know this name or form, so it cannot predict "
             "how a loader reads this model. Commands that write refuse it.",
             parts,
         )
