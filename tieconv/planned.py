@@ -49,9 +49,14 @@ class PlannedWrite(Printed):
     fetch: Callable[[], PlannedWrite] | None = None
     fetched: Fetched | None = None
 
-    def outcome(self, out: str | Path | None = None) -> Outcome:
-        """Return the outcome of a plan that is not executed. For an object store it has the bytes to move."""
-        return Outcome(self.plan, executed=False, verified=False, output=None, remote=self._to(out).forecast())
+    def outcome(self, out: str | Path | None = None, *, overwrite: bool = False) -> Outcome:
+        """Return the outcome of a plan that is not executed. For an object store it has the bytes to move.
+
+        With ``overwrite`` its notes have the files that ``out`` loses.
+        """
+        target = self._to(out, overwrite=overwrite)
+        plan = replace(self.plan, notes=(*self.plan.notes, *target.removal_notes()))
+        return Outcome(plan, executed=False, verified=False, output=None, remote=target.forecast())
 
     def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
         """Raise every error of `execute` that needs no writing."""
@@ -151,6 +156,13 @@ class LocalPath:
 
         return replaces_directory(self.planned.plan, self._target)
 
+    def removal_notes(self) -> tuple[str, ...]:
+        if not self.options.get("overwrite"):
+            return ()
+        from tieconv.execute.target import removal_notes
+
+        return removal_notes(self.planned.plan, self._target)
+
     def write(self, progress: Progress | None) -> Outcome:
         from tieconv.execute.carry_out import execute
 
@@ -203,6 +215,9 @@ class ObjectPrefix:
 
     def replaces_directory(self) -> bool:
         return False
+
+    def removal_notes(self) -> tuple[str, ...]:
+        return ()
 
     def write(self, progress: Progress | None) -> Outcome:
         """Write by copies of the server where it can, else from a temporary directory."""

@@ -45,6 +45,14 @@ def _directory(path: Path, name: str = "") -> Path:
     return path
 
 
+def _with(path: Path, name: str) -> Path:
+    """A model with one more file."""
+    models.single(path)
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text("mine")
+    return path
+
+
 def _link(path: Path, to: Path) -> Path:
     path.symlink_to(to)
     return path
@@ -62,6 +70,11 @@ OUT: dict[str, tuple[Callable[[Path, Path], Target], str, str]] = {
     "a git repository": (
         lambda _, top: over(_directory(models.single(top / "out") / ".git", "HEAD").parent), "out.not-a-model", ""
     ),
+    "only a config": (lambda _, top: over(_directory(top / "out", "config.json")), "out.not-a-model", ""),
+    "training state": (lambda _, top: over(_with(top / "out", "optimizer.safetensors")), "out.more-files", "move"),
+    "notes": (lambda _, top: over(_with(top / "out", "precious/notes.txt")), "out.more-files", "move"),
+    "a script": (lambda _, top: over(_with(top / "out", "train.py")), "out.more-files", "move"),
+    "a second model": (lambda _, top: over(_with(top / "out", "a/model.safetensors")), "out.more-files", "move"),
     "the source": (lambda model, _: over(model), "out.is-source", ""),
     "the source by dots": (lambda model, _: over(model / "original" / ".."), "out.is-source", ""),
     "the source by a link": (lambda model, top: over(_link(top / "link", model)), "out.is-source", ""),

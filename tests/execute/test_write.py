@@ -19,7 +19,7 @@ from tieconv.checkpoint.write_plan import OutputTensor, OutputWeights, Promises,
 from tieconv.errors import DestinationError, RefusedError, StalePlanError
 from tieconv.execute import publish
 from tieconv.execute.carry_out import execute
-from tieconv.execute.target import Target, replaces_directory
+from tieconv.execute.target import Target, removal_notes, replaces_directory
 
 from . import models
 
@@ -270,6 +270,26 @@ def test_overwrite(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert models.files_under(out) == models.files_under(model)
     assert mode(out) == 0o2750
     assert models.strays(tmp_path) == []
+
+
+def test_overwrite_says_what_goes(model: Path, tmp_path: Path) -> None:
+    """Files of a model that OUT alone has go with a note. Those with a name in the new model need none."""
+    out = models.single(tmp_path / "out")
+    execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
+    assert removal_notes(models.retie(model), Target(out, overwrite=True)) == ()
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "org/a--modeling_a.Model"}}))
+    gone = ["LICENSE", "added_tokens.json", "model.fp16.safetensors", "modeling_a.py", "onnx/model_q4.onnx"]
+    (out / "onnx").mkdir()
+    for name in gone:
+        (out / name).write_text("x")
+    written = execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
+    assert written == (f"{out} is replaced and loses 5 files that the new model lacks: "
+                       f"{', '.join(gone[:3])}, … and 2 more",)  # fmt: skip
+    assert models.files_under(out) == models.files_under(model)
+    (out / "modeling_b.py").write_text("x")
+    with pytest.raises(DestinationError, match=r"also holds modeling_b\.py, which"):
+        execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
 
 
 def test_overwrite_fails_in_the_last_step(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_all_or_nothing(replay: Replay, tmp_path: Path, stage: str) -> None:
     made = replay("bert")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "config.json").write_text("old")
+    (out / "model.gguf").write_text("old")
 
     stages = []
 
@@ -186,8 +186,9 @@ def test_all_or_nothing(replay: Replay, tmp_path: Path, stage: str) -> None:
     planned = tieconv.plan_export(made.model, parity=False)
     with pytest.raises(KeyboardInterrupt):
         planned.execute(out, overwrite=True, progress=stop)
-    assert snapshot(tmp_path) == {"out/config.json": b"old"}
+    assert snapshot(tmp_path) == {"out/model.gguf": b"old"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert planned.outcome(out, overwrite=True).plan.notes[-1].endswith("that the new model lacks: model.gguf")
     assert stages[-2:] == [stage, "clean up"]
 
 

@@ -49,7 +49,7 @@ budget_option = click.option(
 @click.command("export")
 @shared.model_argument
 @shared.path_option("-o", "--output", metavar="OUT", help="Write the directory OUT, which must not exist.")
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it is a model and holds no other files.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @shared.choice_option("--precision", "fp32", "fp16", "bf16", help="Type of the graph's weights and arithmetic.")
 @shared.choice_option(
@@ -126,11 +126,11 @@ def export_command(
     if no_parity and options["budget"] is not None:
         raise click.UsageError("--budget has no effect with --no-parity")
     planned = plan_export(model, parity=not no_parity, provider=shared.on_device(provider, device), **options)
-    before = planned.outcome()
     if output is not None:
         if not dry_run:
             planned.clear(output)
         planned.check(output, overwrite=overwrite)
+    before = planned.outcome(output, overwrite=overwrite)
     if output is None or dry_run:
         document(str(before)) if as_json else echo(render(before, paint, width()))
         say("nothing was written" if dry_run else "nothing was written: give -o OUT")

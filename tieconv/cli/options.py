@@ -131,7 +131,7 @@ write_options = together(
     model_argument,
     path_option("-o", "--output", metavar="OUT", help="Write to OUT, which must not exist."),
     click.option("--in-place", is_flag=True, callback=_not_in_place, help="Replace MODEL."),
-    click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
+    click.option("--overwrite", is_flag=True, help="Replace OUT if it is a model and holds no other files."),
     click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
     click.option(
         "--drop-other-formats",

@@ -97,7 +97,7 @@ def finish(planned: PlannedWrite | PlannedGraphs, arguments: WriteArguments, *, 
         planned.clear(output, in_place=arguments.in_place, resume=arguments.resume)
     if output is not None or arguments.in_place:  # the errors of a write come before the plan, and in a dry run too
         planned.check(output, **arguments.options)
-    outcome = planned.outcome(output)
+    outcome = planned.outcome(output, overwrite=arguments.overwrite)
     plan = outcome.plan  # `PlannedGraphs.plan` lays out every graph again
     if not as_json:
         (screen.say if arguments.writes else screen.echo)(_text(outcome, arguments))

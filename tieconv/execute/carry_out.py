@@ -52,7 +52,7 @@ def carry_out(
     """Write what ``plan`` promises to ``target``: everything, durable and verified, or nothing.
 
     ``prove`` checks the staged model, and ``recheck`` the source again before the rename. ``progress(done, total)``
-    receives bytes. Returns notes about attributes of replaced files that tieconv could not keep.
+    receives bytes. Returns notes about files and attributes of replaced files that tieconv did not keep.
 
     Raises `RefusedError`, `DestinationError` or `StalePlanError` before it writes anything. Raises `WriteFailedError`
     if the system stops the write, and `VerificationError` if the bytes read back differ from the plan. SIGINT ends it
@@ -67,10 +67,11 @@ def carry_out(
         if target.in_place and plan.changes_nothing:
             sweep(final)
             return ()
-        swaps = targets.replaces_directory(plan, target)
+        swaps, removed = targets.replaces_directory(plan, target), targets.removal_notes(plan, target)
         meter = ByteMeter.of(plan, target, progress)
         job = _Job(plan, target, final, prove, recheck, meter, targets.source_root(plan), swaps)
-        return publish.owning(final, signals, lambda staging: job.run(staging, signals), resume=target.resume)
+        written = publish.owning(final, signals, lambda staging: job.run(staging, signals), resume=target.resume)
+        return (*removed, *written)
 
 
 @record

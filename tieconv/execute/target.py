@@ -8,6 +8,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -21,9 +22,9 @@ from tieconv.execute.file_layout import bytes_in_place_of_shared
 from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.formats import GGUF_SUFFIX, GRAPH_SUFFIX
 from tieconv.formats.safetensors import SUFFIX
-from tieconv.formats.torch import SUFFIXES
+from tieconv.formats.torch import SUFFIXES, is_trainer_state
 from tieconv.sources.local import closing, file_state, in_hub_cache, in_hub_store, open_regular
-from tieconv.text import ANOTHER_OUT, ELSEWHERE, NEW_OUT, Hint, option, shown
+from tieconv.text import ANOTHER_OUT, ELSEWHERE, NEW_OUT, Hint, count, in_words, listed, option, shown
 
 _STAGING = re.compile(r"\.[^/]+\.tieconv-staging(/|$)")
 _STAGING_BELOW = re.compile(r"/\.[^/]+\.tieconv-staging(/|$)")
@@ -136,6 +137,9 @@ def _apart(directory: Path) -> bool:
 
 
 _WEIGHTS = (SUFFIX, *SUFFIXES, GGUF_SUFFIX)
+_NAMED = 3
+"""Files of OUT that a message names."""
+_MOST_OF_CONFIG = 1 << 20
 _ONLY_BESIDE = frozenset({"export"})
 """Commands without --in-place."""
 _INDEXES = tuple(f"{suffix}.index.json" for suffix in _WEIGHTS)
@@ -190,6 +194,9 @@ def check_out(plan: Plan, target: Target, final: Path) -> None:
     if why_not:
         problem = f"{shown(target.path)} {why_not}, so tieconv does not overwrite it"
         raise DestinationError(problem, ANOTHER_OUT, "out.not-a-model")
+    if not is_file(plan) and (more := _more(plan, final)):
+        problem = f"{shown(target.path)} also holds {more}, which the new model would not replace"
+        raise DestinationError(problem, Hint("move other files out of it, or ", ANOTHER_OUT), "out.more-files")
 
 
 def file_suffixes(plan: Plan) -> tuple[str, ...]:
@@ -216,8 +223,57 @@ def _not_a_model(final: Path) -> str:
     names = os.listdir(final)
     if ".git" in names:
         return "contains a Git repository"
-    model = any(name == "config.json" or name.endswith((*_WEIGHTS, *_INDEXES, GRAPH_SUFFIX)) for name in names)
+    model = any(name.endswith((*_WEIGHTS, *_INDEXES, GRAPH_SUFFIX)) for name in names)
     return "" if model or not names else "does not contain a model"
+
+
+_OF_MODEL = re.compile(
+    r"(onnx/)?((pytorch_|adapter_|lit_)?model|consolidated|encoder|decoder|embed_tokens)[^/]*"
+    r"\.(safetensors|bin|pt|pth|th|ckpt|gguf|onnx|onnx_data(_\d+)?|onnx\.data|index\.json)"
+    r"|[^/]+-\d{5}-of-\d{5}\.\w+"
+    r"|([^/]*_)?config\.json|(config_sentence_transformers|modules|params|export|parity)\.json|parity\.html"
+    r"|(tokenizer|vocab|merges|added_tokens|special_tokens|chat_template|tekken|spiece|sentencepiece)[^/]*"
+    r"\.(json|txt|model(\.v\d)?|jinja|bpe)|[^/]+\.tiktoken"
+    r"|(readme|licen[cs]e|notice|use_policy)[^/]*|\.gitattributes|\.DS_Store|\.cache/huggingface/.*",
+    re.IGNORECASE,
+)
+"""Files that belong to a model by their names. The training state is not among them."""
+_MODULE_NAMES = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+"""Files whose `auto_map` names the model's own code."""
+
+
+def _not_written_again(plan: Plan, final: Path) -> Iterator[str]:
+    """Yield the files of the directory OUT that the new model has no file for."""
+    written = {*changed_names(plan), *linked_names(plan)}
+    for name, status in tree.walk(final):
+        if not (stat.S_ISDIR(status.st_mode) or name in written or is_staging(name)):
+            yield name
+
+
+def _more(plan: Plan, final: Path) -> str:
+    """Return the files of OUT, in words, that the write would delete and that are not of a model."""
+    modules = ""
+    for name in _MODULE_NAMES:
+        with suppress(TieconvError, OSError), closing(open_regular(final / name, final)) as descriptor:
+            modules += os.read(descriptor, _MOST_OF_CONFIG).decode(errors="replace")
+    strange = []
+    for name in _not_written_again(plan, final):
+        is_module = name.endswith(".py") and re.search(rf'["-]{re.escape(name[:-3])}\.\w+"', modules) is not None
+        if is_trainer_state(name) or not (_OF_MODEL.fullmatch(name) or is_module):
+            strange.append(name)
+        if len(strange) > _NAMED:  # OUT may be a large directory by mistake
+            break
+    return in_words([*strange[:_NAMED], "more"] if len(strange) > _NAMED else strange)
+
+
+def removal_notes(plan: Plan, target: Target) -> tuple[str, ...]:
+    """Return a note of the files that OUT loses because the new model lacks them. Empty if it loses none."""
+    final = destination(plan, target)
+    if not target.overwrite or is_file(plan) or not final.is_dir():
+        return ()
+    names = [*_not_written_again(plan, final)]
+    text = f"{shown(target.path)} is replaced and loses {count(len(names), 'file')} that the new model lacks"
+    return (f"{text}: {listed(names, _NAMED)}",) if names else ()
 
 
 # Refuse a target before anything is written.

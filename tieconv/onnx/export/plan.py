@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from inspect import signature
 from itertools import zip_longest
@@ -18,13 +18,13 @@ from tieconv.checkpoint.value_type import Printed, quoted, record
 from tieconv.checkpoint.write_plan import LinkFile, Plan, Promises, plan_rows
 from tieconv.errors import RefusedError
 from tieconv.execute.staging import sweep
-from tieconv.execute.target import Target, check_fresh, check_place, destination
+from tieconv.execute.target import Target, check_fresh, check_place, destination, removal_notes
 from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.onnx.child import Progress
 from tieconv.onnx.export import sample_inputs
 from tieconv.onnx.export.carry_out import Settings, run, tied_names
-from tieconv.onnx.export.layouts import LAYOUTS, read_model
-from tieconv.onnx.parity.bindings import Kind
+from tieconv.onnx.export.layouts import LAYOUTS, STEM, published, read_model
+from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
 from tieconv.onnx.parity.graph_file import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.quantise import BLOCK, Scheme, check_scheme, head_note
@@ -68,9 +68,10 @@ class PlannedExport(Printed):
 
         return render_export(self.outcome())
 
-    def outcome(self) -> ExportOutcome:
-        """Return the plan without executing it."""
-        return ExportOutcome(self.plan)
+    def outcome(self, out: str | Path | None = None, *, overwrite: bool = False) -> ExportOutcome:
+        """Return the plan without executing it. With ``overwrite`` its notes have the files that ``out`` loses."""
+        removed = () if out is None else removal_notes(*self._final(out, overwrite)[:2])
+        return ExportOutcome(replace(self.plan, notes=(*self.plan.notes, *removed)))
 
     def check(self, out: str | Path, *, overwrite: bool = False) -> None:
         """Raise every refusal that is known before writing, as `execute` would."""
@@ -87,11 +88,19 @@ class PlannedExport(Printed):
     def _final(self, out: str | Path, overwrite: bool) -> tuple[Plan, Target, Path]:
         """Return the plan in the form that the checks of OUT read, OUT, and its absolute path."""
         checkpoint = self.evidence.checkpoint
-        links = tuple(LinkFile(name, size) for name, size in self.plan.copied.items())
+        links = tuple(LinkFile(name, self.plan.copied.get(name, 0)) for name in (*self.plan.copied, *self._made()))
         whole = replace(checkpoint, layout=Layout.SINGLE)
         plan = Plan("export", whole, checkpoint.states, (), (), (), links, (), Promises(None, ()), "")
         target = Target(Path(out), overwrite=overwrite)
         return plan, target, destination(plan, target)
+
+    def _made(self) -> Iterator[str]:
+        """Yield the files that the export makes."""
+        layout = self.settings.layout
+        stems = (ENCODER, DECODER) if self.plan.kind == Kind.PAIR else (STEM,)
+        yield from map(str, published(layout, stems).values())
+        yield from ("export.json", *layout.made, *((EMBEDDING,) if self.plan.inputs_embeds else ()))
+        yield from ("parity.json", "parity.html") if self.plan.parity else ()
 
     def _check(self, out: str | Path, overwrite: bool) -> Path:
         """Return OUT as an absolute path. Raise if it cannot be written or the model has changed."""
@@ -109,12 +118,12 @@ class PlannedExport(Printed):
         If parity fails or does not run, ``out`` is unchanged. The outcome is then not executed, and holds the report.
         On any other failure, raises a `TieconvError` and leaves ``out`` unchanged.
         """
-        final = self._final(out, overwrite)[2]
+        final, plan = self._final(out, overwrite)[2], self.outcome(out, overwrite=overwrite).plan
 
         def check(first: bool) -> None:
             self.check(out, overwrite=overwrite) if first else self._check(out, overwrite)
 
-        outcome = run(self.plan, self.evidence, self.settings, final, check, overwrite=overwrite, progress=progress)
+        outcome = run(plan, self.evidence, self.settings, final, check, overwrite=overwrite, progress=progress)
         return replace(outcome, output=str(out)) if outcome.executed else outcome
 
     def to_dict(self) -> dict[str, object]:

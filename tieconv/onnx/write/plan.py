@@ -21,7 +21,7 @@ from tieconv.errors import RefusedError, TieconvError, VerificationError
 from tieconv.execute.carry_out import carry_out
 from tieconv.execute.file_layout import file_layout
 from tieconv.execute.staging import sweep
-from tieconv.execute.target import Target, check_target, destination, replaces_directory
+from tieconv.execute.target import Target, check_target, destination, removal_notes, replaces_directory
 from tieconv.execute.write import Progress
 from tieconv.formats.onnx import SUFFIX, data_files, graph_names
 from tieconv.onnx.graph_model import GraphFile, blamed_on_source, has_onnxruntime, read_sources
@@ -79,9 +79,11 @@ class PlannedGraphs(Printed):
 
         return render(self.outcome())
 
-    def outcome(self, out: str | Path | None = None) -> GraphOutcome:
-        """Return the plan without executing it."""
-        return GraphOutcome(self.plan)
+    def outcome(self, out: str | Path | None = None, *, overwrite: bool = False) -> GraphOutcome:
+        """Return the plan without executing it. With ``overwrite`` its notes have the files that ``out`` loses."""
+        target = self._target(out, overwrite=overwrite and out is not None)
+        removed = removal_notes(self._written(target), target) if target.overwrite else ()
+        return GraphOutcome(replace(self.plan, notes=(*self.plan.notes, *removed)))
 
     def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
         """Raise every refusal that is known before writing, as `execute` would."""
