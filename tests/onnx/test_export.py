@@ -33,6 +33,8 @@ from tieconv.onnx.export.carry_out import join_ties, tied_names
 from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.reference.model import Reference, load, load_config
+from tieconv.reporters.html.parity_page import render as render_page
+from tieconv.reporters.text.parity_text import render_parity
 
 torch = pytest.importorskip("torch")
 
@@ -279,6 +281,36 @@ def test_values_beyond_fp16_are_refused(exported: Callable[..., Exported], tmp_p
     told = refused("export --precision fp16", source, "-o", tmp_path / "out", after_plan=True)
     assert "model.layers.1.mlp.up_proj.weight" in told
     assert "float16" in told
+
+
+@pytest.mark.slow
+def test_a_model_that_overflows_in_fp16_is_not_exported(exported: Callable[..., Exported], tmp_path: Path) -> None:
+    """No weight is infinite, but torch's logits are. Parity cannot judge them, so nothing is written."""
+    source = shutil.copytree(exported("llama").model, tmp_path / "model")
+    with editing(source) as stored:
+        for name, weight in stored.items():
+            if "mlp" in name:
+                weight *= 0.01 if "down" in name else 4000
+    result = run("export --precision fp16 --provider cpu", source, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and not (tmp_path / "out").exists()
+    assert "parity was not run: torch's float16 logits are not finite at 1," in result.stderr
+    assert f"tieconv export {source} -o OUT --precision fp32 or bf16" in result.stderr
+    ok("export --precision fp16 --no-parity", source, "-o", tmp_path / "out")
+    for fault in (lambda model: None, negated):
+        graph = onnx.load(tmp_path / "out" / "model.onnx")
+        fault(graph)
+        onnx.save(graph, tmp_path / "out" / "planted.onnx")
+        report = tieconv.parity(tmp_path / "out" / "planted.onnx", source, provider="cpu")
+        assert report.verdict == "not_run" and report.fed is not None and report.fed.not_judged > 1000
+        assert "not judged  1," in render_parity(report) and "not judged" in render_page(report)
+        validate(json.loads(str(report)), "parity")
+
+
+def negated(model: onnx.ModelProto) -> None:
+    """Give the logits another sign."""
+    last = next(node for node in model.graph.node if "logits" in node.output)
+    last.output[0] = "own logits"
+    model.graph.node.append(onnx.helper.make_node("Neg", ["own logits"], ["logits"]))
 
 
 def loaded(directory: Path) -> Reference:

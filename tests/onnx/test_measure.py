@@ -23,7 +23,7 @@ from tests.onnx.nodes import model, op, value
 from tests.onnx.planted import arithmetic as ar
 from tests.onnx.planted.catalogue import FAULTS
 from tests.refusals import failure_of
-from tieconv.checkpoint.results.parity import Case, Identity, Lost
+from tieconv.checkpoint.results.parity import Case, Identity, Lost, Quantised, QuantisedWeight, Verdict, limited
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity import measured_pair
 from tieconv.onnx.parity.batches import Cell, Layout, cells, compared, make_batch, stepped, with_rows
@@ -32,7 +32,7 @@ from tieconv.onnx.parity.causes import uncounted, wrong_constant
 from tieconv.onnx.parity.graph_file import Graph, Value
 from tieconv.onnx.parity.judge import BINS, CELL_LIMIT, Errors, Judged, identity_gates, judge, pool, ratios
 from tieconv.onnx.parity.passes import ModelNumbers, make_work
-from tieconv.onnx.parity.validate import read_tokens
+from tieconv.onnx.parity.validate import read_tokens, weight_gate
 from tieconv.reference.float64 import KeepFloat64
 from tieconv.reference.model import Batch
 
@@ -267,7 +267,7 @@ def bindings(kind: Kind, *, positions: bool = False) -> Bindings:
 
 
 def case(padding: int, ratio: float | None) -> Case:
-    return Case("no past", 2, 4, 0, padding, 0, None, None, ratio, None)
+    return Case("no past", 2, 4, 0, padding, 0, None, None, ratio, None, "" if ratio else "no kernel")
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_rows_and_blocks_are_drawn_where_a_cell_asks_for_them() -> None:
 def test_the_gates_say_only_what_was_compared() -> None:
     """A graph of one fixed shape runs at what was fed. Of several absent tensors, the message has the first."""
     case = Case("no past", 1, 5, 0, "none", 0, None, None, None, None)
-    (runs, *_) = Judged("float32", (case,), {}, {}).gates()
+    (runs, *_) = Judged("float32", (case,), {}, {}, 0).gates()
     assert (runs.passed, runs.sentence) == (True, "the graph runs at every shape that was fed")
     absent = [Lost(name, (8, 4), "F32", 128, True, "absent") for name in "ab"]
     for lost, says in ((absent, "2 required tensors; first: a"), (absent[:1], "1 required tensor: a")):
@@ -434,8 +434,55 @@ def test_what_is_judged_of_each_case() -> None:
     floors = max(case.floor.relative_rms for case in judged.cases if case.floor)
     assert fed.change == pytest.approx((CELL_LIMIT + 2) * max(floors, 2**-23))
     assert {made.group: sum(made.graph) for made in judged.histograms()} == {"no past": 72, "cached steps": 36}
+    assert judged.verdict((*gates.values(),), "rms_ratio") == (Verdict.FAILED, "")
     missing = judge(work, SimpleNamespace(get=lambda _: None), {}, "float32")  # type: ignore[arg-type]
     assert {case.error for case in missing.cases} == {"no logits"} and not [*missing.histograms()]
+
+
+def test_positions_where_torch_overflows_are_not_judged() -> None:
+    """The verdict is not_run, whatever the graph computes there. A fault at another position fails."""
+    cells = [Cell(1, 4, 0, 0, seed) for seed in range(2)]
+    noise = torch.Generator().manual_seed(0)
+    reference = torch.randn(4, 9, dtype=torch.float64, generator=noise)
+    reference[:, 8] = -math.inf  # a masked logit is finite enough
+    error = torch.randn(4, 9, dtype=torch.float64, generator=noise) * 1e-6
+    for overflow in (math.inf, -math.inf, math.nan):
+        for faulty, rows, verdict in ((2, 3, "not_run"), (0, 3, "failed"), (0, 4, "not_run"), (None, 3, "not_run")):
+            floor, graph = reference + error, reference + error
+            floor[4 - rows :, 0] = overflow
+            if faulty is not None:
+                graph[faulty] *= -1
+            stored = {("reference", cell): reference for cell in cells}
+            stored |= {("floor", cells[0]): reference + error, ("graph", cells[0]): reference + error}
+            stored |= {("floor", cells[1]): floor, ("graph", cells[1]): graph}
+            work: Any = SimpleNamespace(cells=cells, seconds=math.inf, left_out=[])
+            judged = judge(work, SimpleNamespace(get=stored.get), {}, "float16")  # type: ignore[arg-type]
+            gates = tuple(judged.gates())
+            assert judged.verdict(gates, "rms_ratio")[0] == verdict, (overflow, faulty, rows)
+            assert all(math.isfinite(gate.limit or 0) for gate in gates)
+            fed = judged.fed(work)
+            assert (fed.positions, fed.not_judged) == (8 - rows, rows) and math.isfinite(fed.change)
+            assert (judged.cases[1].graph is None) == (rows == 4) and not judged.cases[1].error
+    why = "torch's float16 logits are not finite at 3 of 8 positions, where the graph cannot be judged"
+    assert judged.verdict(gates, "rms_ratio") == (Verdict.NOT_RUN, why)
+    assert not list(uncounted(judged.cases, bindings(Kind.PLAIN)))
+
+
+def test_a_limit_that_is_not_finite_judges_nothing() -> None:
+    """Such a gate never passes, and the verdict is then not_run."""
+    judged = Judged("float16", (), {}, {}, 0)
+    right = limited("rms_ratio", 1.0, 2.0, "an error")
+    for limit in (math.inf, math.nan):
+        gate = limited("kl", 0.0, limit, "a divergence")
+        assert (gate.passed, gate.state) == (False, "not judged")
+        why = "the gate kl has no finite limit: a divergence"
+        assert judged.verdict((right, gate), "rms_ratio") == (Verdict.NOT_RUN, why)
+    assert judged.verdict((right,), "rms_ratio") == (Verdict.PASSED, "")
+    assert judged.verdict((right,), "kl") == (Verdict.FAILED, "")
+    assert judged.verdict((limited("rms_ratio", math.nan, 2.0, ""), gate), "kl") == (Verdict.FAILED, "")
+    parts = [QuantisedWeight(name, (name,), "MatMulNBits", 4, 32, True, 0.1, 0.1, worst)
+             for name, worst in (("a", 1.0), ("b", math.nan))]  # fmt: skip
+    assert weight_gate(Quantised(tuple(parts), ())).state == "failed"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ The command writes the files anew. Read their difference before it is committed.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -96,7 +97,7 @@ def _figures(scale: float, flips: int = 0) -> parity.Figures:
 
 def parity_report(verdict: parity.Verdict) -> parity.Parity:
     """A report with every part that its verdict allows."""
-    failed = verdict is parity.Verdict.FAILED
+    failed, overflows = verdict is parity.Verdict.FAILED, verdict is parity.Verdict.NOT_RUN
     groups = ("one token", "no past", "past", "left padding", "cached steps", "every token")
     cases = [
         parity.Case(group, 1 + at % 3, 1 + 4 * at, 7 * (at % 2), 2 * (at == 3), seed, _figures(1 + at + seed, at % 2),
@@ -104,7 +105,8 @@ def parity_report(verdict: parity.Verdict) -> parity.Parity:
         for at, group in enumerate(groups)
         for seed in range(2)
     ]  # fmt: skip
-    broken = parity.Case("no past", 4, 6, 0, 0, 0, None, None, None, None, "the graph does not run: no kernel")
+    why = "the graph does not run: no kernel" if failed else ""
+    broken = parity.Case("no past", 4, 6, 0, 0, 0, None, None, None, None, why)
     lost = [
         parity.Lost(f"model.layers.{at}.weight", (8, at + 1), "FLOAT", 32 * at, at % 2 == 0, "no weight has its bytes")
         for at in range(9)
@@ -142,14 +144,15 @@ def parity_report(verdict: parity.Verdict) -> parity.Parity:
             parity.Gate("rms_ratio", 1.25, 2.0, True, "RMS error of the graph over that of torch"),
             parity.Gate("case_ratio", 123456.0 if failed else 1.5, 5.0, not failed, "the worst case"),
             parity.Gate("runs", None, None, True, "every case runs"),
+            *([parity.limited("kl", 1.0, math.inf, "KL divergence")] if overflows else ()),
         ),
-        (*cases, broken) if failed else tuple(cases),
+        (*cases, broken) if failed or overflows else tuple(cases),
         metrics,
         (parity.Histogram("past", -9.0, 0.25, (2, 0, 5, 9, 4, 0, 0), (1, 0, 3, 8, 2, 1, 0)),),
         "the epsilon of a norm is 1e-05" if failed else "",
         "",
         None if failed else quantised,
-        parity.Fed(30.0, 12, 480, 144, 6, 8, {"past": 3, "every token": 2}, 2.5e-6, 0.01),
+        parity.Fed(30.0, 12, 480, 144, 6, 8, {"past": 3, "every token": 2}, 2.5e-6, 0.01, 57 * overflows),
     )
 
 

@@ -92,8 +92,8 @@ class Structure:
 class Case:
     """One batch: its shape and seed, the graph's errors, the floor's, and how they compare.
 
-    ``ratio`` is the graph's RMS error over the floor's, ``max_ratio`` the same for the largest error. ``error`` is the
-    runtime's message if the graph does not run at this shape.
+    ``ratio`` is the graph's RMS error over the floor's, ``max_ratio`` the same for the largest error. Without figures,
+    no position is judged. ``error`` is the runtime's message if the graph does not run at this shape.
     """
 
     group: str
@@ -111,13 +111,25 @@ class Case:
 
 @record
 class Gate:
-    """One condition of the verdict: ``value`` must not exceed ``limit``."""
+    """One condition of the verdict: ``value`` must not exceed ``limit``. A limit that is not finite judges nothing."""
 
     name: str
     value: float | None
     limit: float | None
     passed: bool
     sentence: str
+
+    @property
+    def state(self) -> str:
+        """``passed``, ``failed`` or ``not judged``."""
+        if self.limit is not None and not math.isfinite(self.limit):
+            return "not judged"
+        return "passed" if self.passed else "failed"
+
+
+def limited(name: str, value: float, limit: float, sentence: str) -> Gate:
+    """Return the gate that passes if ``value`` is within ``limit``, which must be finite."""
+    return Gate(name, value, limit, math.isfinite(limit) and value <= limit, sentence)
 
 
 @record
@@ -127,7 +139,7 @@ class Fed:
     ``budget`` is in seconds of computing, ``None`` for all batches. ``tokens`` and ``rows`` are the most of one batch.
     ``left_out`` counts the batches that a larger budget feeds, by group. A fault that changes the logits of any case by
     ``change``, relative to their RMS, fails. A fault in the ``share`` of all positions, spread at random, is
-    missed once in 20 times.
+    missed once in 20 times. At ``not_judged`` more positions torch's own logits are not finite.
     """
 
     budget: float | None
@@ -139,6 +151,7 @@ class Fed:
     left_out: Mapping[str, int]
     change: float
     share: float
+    not_judged: int = 0
 
 
 @record
@@ -184,7 +197,7 @@ class Parity(Printed):
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
         reason = (("reason", self.reason),) if self.reason else ()
-        return *reason, *(("passed" if gate.passed else "failed", gate.sentence) for gate in self.gates)
+        return *reason, *((gate.state, gate.sentence) for gate in self.gates)
 
 
 def _document(report: Parity) -> dict[str, object]:

@@ -95,6 +95,6 @@ def uncounted(cases: Iterable[Case], bindings: Bindings) -> Iterator[str]:
     """Yield a sentence if only padded rows are wrong and the graph has no position ids."""
     if Role.POSITIONS in bindings.inputs or bindings.kind not in (Kind.CACHED, Kind.PLAIN):
         return
-    wrong = {bool(case.padding) for case in cases if case.ratio is None or case.ratio > CELL_LIMIT}
+    wrong = {bool(case.padding) for case in cases if case.error or (case.ratio or 0.0) > CELL_LIMIT}
     if wrong == {True}:
         yield "only rows with left padding are wrong: the graph has no position_ids and counts the padding too"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,12 +18,16 @@ from tieconv.text import count
 
 @record
 class Judged:
-    """The errors of every cell, for the graph and for the floor."""
+    """The errors of every cell, for the graph and for the floor.
+
+    ``not_judged`` counts the positions where torch's logits are not finite, so that the floor has no error.
+    """
 
     precision: str
     cases: tuple[parity.Case, ...]
     graph: Mapping[Cell, Errors]
     floor: Mapping[Cell, Errors]
+    not_judged: int
 
     def pooled(self, *, steps: bool) -> tuple[Errors, Errors]:
         """Return the pooled errors of graph and floor over the single passes, or over the cached steps."""
@@ -41,9 +45,7 @@ class Judged:
         yield parity.Gate("runs", float(len(broken)), 0.0, not broken, explanation)
         worst = max((case.ratio for case in self.cases if case.ratio is not None), default=None)
         if worst is not None:
-            yield parity.Gate(
-                "case_ratio", worst, CELL_LIMIT, worst <= CELL_LIMIT, "the largest RMS ratio of any one case"
-            )
+            yield parity.limited("case_ratio", worst, CELL_LIMIT, "the largest RMS ratio of any one case")
         for steps, prefix, noun in ((False, "", "the graph"), (True, "steps_", "the cached steps")):
             graph, floor = self.pooled(steps=steps)
             if not graph.positions:
@@ -64,7 +66,7 @@ class Judged:
                 ),
                 ("flip_margin", graph.flip_margin, limit, f"largest {flips}; limit: twice torch's largest error"),
             ):
-                yield parity.Gate(f"{prefix}{name}", value, most, value <= most, meaning)
+                yield parity.limited(f"{prefix}{name}", value, most, meaning)
 
     def pools(self) -> parity.Pools:
         """Return the pooled figures for the report, of the single passes and of the cached steps."""
@@ -86,7 +88,25 @@ class Judged:
         rows = max((cell.batch for cell in cells if not cell.tokens), default=0)
         left_out = Counter(cell.group for cell in work.left_out)
         change, share = (CELL_LIMIT + RMS_LIMIT) * max([least, *floors]), 1 - 0.05 ** (1 / max(positions, 1))
-        return parity.Fed(budget, len(cells), positions, tokens, rows, steps, left_out, change, share)
+        return parity.Fed(budget, len(cells), positions, tokens, rows, steps, left_out, change, share, self.not_judged)
+
+    def verdict(self, gates: Sequence[parity.Gate], measured: str) -> tuple[parity.Verdict, str]:
+        """Return the verdict of ``gates``, and why they do not judge the graph if they do not.
+
+        Without the gate ``measured`` there is no agreement.
+        """
+        states = {gate.state: gate for gate in reversed(gates)}
+        if "failed" in states:
+            return parity.Verdict.FAILED, ""
+        if self.not_judged:
+            every = self.not_judged + sum(errors.positions for errors in self.graph.values())
+            where = f"at {self.not_judged:,} of {count(every, 'position')}, where the graph cannot be judged"
+            return parity.Verdict.NOT_RUN, f"torch's {self.precision} logits are not finite {where}"
+        if "not judged" in states:
+            gate = states["not judged"]
+            return parity.Verdict.NOT_RUN, f"the gate {gate.name} has no finite limit: {gate.sentence}"
+        passed = any(gate.name == measured for gate in gates)
+        return parity.Verdict.PASSED if passed else parity.Verdict.FAILED, ""
 
     def histograms(self) -> Iterator[parity.Histogram]:
         """Yield the two distributions of errors of each group of cases."""
@@ -101,6 +121,7 @@ def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: 
     cases: list[parity.Case] = []
     of_graph: dict[Cell, Errors] = {}
     of_floor: dict[Cell, Errors] = {}
+    not_judged = 0
     for cell in work.cells:
         shape = (cell.group, cell.batch, cell.sequence, cell.past, cell.padding, cell.seed)
         reference, floor, graph = (store.get((side, cell)) for side in ("reference", "floor", name))
@@ -112,11 +133,16 @@ def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: 
             cases.append(parity.Case(*shape, None, None, None, None, message))
             continue
         ours, theirs = Errors(), Errors()
+        finite = ((floor == reference) | (floor - reference).isfinite()).all(-1)
+        if not finite.all():
+            not_judged += int((~finite).sum())
+            reference, floor, graph = (logits[finite] for logits in (reference, floor, graph))
         ours.add(reference, graph)
         theirs.add(reference, floor)
         of_graph[cell], of_floor[cell] = ours, theirs
-        cases.append(parity.Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
-    return Judged(precision, tuple(cases), of_graph, of_floor)
+        measured = ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)
+        cases.append(parity.Case(*shape, *(measured if ours.positions else [None] * 4)))
+    return Judged(precision, tuple(cases), of_graph, of_floor, not_judged)
 
 
 # Define the conditions of the verdict.

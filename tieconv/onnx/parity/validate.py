@@ -25,6 +25,7 @@ from tieconv.checkpoint.results.parity import (
     ProviderUse,
     Quantised,
     Verdict,
+    limited,
 )
 from tieconv.checkpoint.value_type import identity_record
 from tieconv.errors import MALFORMED, NotRunError, RefusedError, UnreadableError
@@ -42,7 +43,7 @@ from tieconv.reference.model import CPU, Batch, Reference, load
 from tieconv.reference.windows import load_tokenizer
 from tieconv.sources.temporary import temporary_directory
 from tieconv.sources.user_files import decode, read_bytes
-from tieconv.text import FILE, Hint, call, count, option, shown
+from tieconv.text import FILE, OUT, Hint, call, count, option, shown
 
 
 def run_parity(
@@ -114,19 +115,20 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
         tf32 = judge(work, store, tf32_failed, subject.precision, "tf32") if tf32_failed is not None else None
         stored = [*structure_gates(structure), *identity_gates(identity), *lookup_gates(seen), *embedding]
         gates = (*stored, *judged.gates())
-        # Without a measurement there is no agreement.
-        passed = all(gate.passed for gate in gates) and any(gate.name == "rms_ratio" for gate in gates)
+        verdict, why = judged.verdict(gates, "rms_ratio")
         if only and all(gate.passed for gate in gates if gate.name != "structure"):
             structure = replace(structure, notes=(*structure.notes, "at this shape every other gate passed"))
-        likely = list(uncounted(judged.cases, subject.bindings)) if not passed else []
-        if not passed and not likely and all(gate.passed for gate in stored):
-            likely = list(wrong_constant(subject, numbers))
+        if verdict is Verdict.FAILED:
+            likely = list(uncounted(judged.cases, subject.bindings))
+            if not likely and all(gate.passed for gate in stored):
+                likely = list(wrong_constant(subject, numbers))
+            why = "; ".join(likely)
     rounded = None if tf32 is None else tf32.pools()
     seeds = tuple(sorted({cell.seed for cell in work.cells}))
     looked_up = None if seen is None else replace(seen, whole=len(ids))
     metrics = Metrics(*_precisions(subject, dtype), seeds, judged.pools(), rounded, looked_up)
     compared = {"structure": structure, "identity": identity, "gates": gates, "metrics": metrics}
-    return _report(subject, use, work, judged, passed=passed, reason="; ".join(likely), **compared)
+    return _report(subject, use, work, judged, verdict, why, **compared)
 
 
 def _precisions(subject: measured_pair.Subject, dtype: str) -> tuple[Precision, Precision]:
@@ -135,12 +137,17 @@ def _precisions(subject: measured_pair.Subject, dtype: str) -> tuple[Precision, 
 
 
 def _report(
-    subject: measured_pair.Subject, use: ProviderUse, work: passes.Work, judged: Judged, *, passed: bool, **more: Any
-) -> Parity:
-    """Return the report: the verdict, the cases, what was fed, and ``more``."""
-    verdict = Verdict.PASSED if passed else Verdict.FAILED
-    cases, histograms = judged.cases, tuple(judged.histograms())
-    return subject.report(verdict, provider=use, cases=cases, histograms=histograms, fed=judged.fed(work), **more)
+    subject: measured_pair.Subject, use: ProviderUse, work: passes.Work, judged: Judged, verdict: Verdict, reason: str,
+    **more: Any,
+) -> Parity:  # fmt: skip
+    """Return the report: the verdict with its reason, the cases, what was fed, and ``more``."""
+    if verdict is Verdict.NOT_RUN:
+        source = subject.evidence.checkpoint.source
+        again = call("export", source, out=OUT, precision="fp32")
+        wider = Hint("export with a precision of a wider range: ", again, " or bf16")
+        more["hint"] = wider if subject.precision == "float16" else call("inspect", source, depth="full")
+    more |= {"cases": judged.cases, "histograms": tuple(judged.histograms()), "fed": judged.fed(work)}
+    return subject.report(verdict, provider=use, reason=reason, **more)
 
 
 def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
@@ -255,10 +262,10 @@ def _measured_quantised(
     )
     stored = (*structure_gates(subject.structure), weight_gate(quantised), *identity_gates(identity))
     gates = (*stored, *judged.gates(), *loss_gates(quantised, good.positions))
-    passed = all(gate.passed for gate in gates) and any(gate.name == "kl" for gate in gates)
+    verdict, why = judged.verdict(gates, "kl")
     metrics = Metrics(*_precisions(subject, dtype), SEEDS, judged.pools())
     stated = {"structure": subject.structure, "identity": identity, "gates": gates, "metrics": metrics}
-    return _report(subject, use, work, judged, passed=passed, quantised=quantised, **stated)
+    return _report(subject, use, work, judged, verdict, why, quantised=quantised, **stated)
 
 
 def _float_runs(
@@ -334,11 +341,10 @@ def weight_gate(figures: Quantised) -> Gate:
         name = shown(figures.unmatched[0])
         explanation = f"the quantised matrix {name} is similar to no tensor of the checkpoint"
         return Gate("quantised_weights", math.inf, BLOCK_LIMIT, False, explanation)
-    worst = max(figures.weights, key=lambda weight: weight.worst_block)
+    worst = max(figures.weights, key=lambda weight: math.inf if math.isnan(weight.worst_block) else weight.worst_block)
     weights = count(len(figures.weights), "quantised weight")
     explanation = f"largest error of a block of {weights} divided by that of round to nearest: {shown(worst.name)}"
-    passed = worst.worst_block <= BLOCK_LIMIT
-    return Gate("quantised_weights", worst.worst_block, BLOCK_LIMIT, passed, explanation)
+    return limited("quantised_weights", worst.worst_block, BLOCK_LIMIT, explanation)
 
 
 def loss_gates(figures: Quantised, positions: int) -> Iterator[Gate]:
@@ -354,10 +360,10 @@ def loss_gates(figures: Quantised, positions: int) -> Iterator[Gate]:
     spread = 3 * math.sqrt(max(of_good * (1 - of_good), 1 / positions) / positions)
     limit = max(2 * of_good, of_good + spread)
     explanation = f"share of other top-1 tokens than the float reference's; known-good quantiser: {of_good:.3f}"
-    yield Gate("top1", changed, limit, changed <= limit, explanation)
+    yield limited("top1", changed, limit, explanation)
     limit = max(KL_LIMIT * good.kl, LEAST_KL)
     explanation = f"KL divergence from the float reference in nats; known-good quantiser: {good.kl:.2e}"
-    yield Gate("kl", graph.kl, limit, graph.kl <= limit, explanation)
+    yield limited("kl", graph.kl, limit, explanation)
     if graph.perplexity is None or good.perplexity is None or figures.reference_perplexity is None:
         return
     ours, theirs = (math.log(loss / figures.reference_perplexity) for loss in (graph.perplexity, good.perplexity))
@@ -367,7 +373,7 @@ def loss_gates(figures: Quantised, positions: int) -> Iterator[Gate]:
         f"perplexity {graph.perplexity:.4g}, "
         f"known-good quantiser {good.perplexity:.4g}, float {figures.reference_perplexity:.4g}"
     )
-    yield Gate("perplexity", ours, limit, ours <= limit, explanation)
+    yield limited("perplexity", ours, limit, explanation)
 
 
 _BLOCK, _LARGEST = 32, 127

@@ -32,7 +32,7 @@ def _head(report: Parity) -> Iterator[str]:
     yield f'<h1>{_text(report.graph)}</h1>\n<p class="soft">measured against {_text(report.model)}</p>'
     sentences = {
         Verdict.PASSED: "The graph holds the required weights, and its errors are as small as those of torch.",
-        Verdict.FAILED: f"{count(sum(not gate.passed for gate in report.gates), 'gate')} failed."
+        Verdict.FAILED: f"{count(sum(gate.state == 'failed' for gate in report.gates), 'gate')} failed."
         + (f" Cause: {report.reason}." if report.reason else ""),
         Verdict.NOT_RUN: f"{report.reason}. Next: {report.hint}",
     }[report.verdict]
@@ -69,11 +69,10 @@ def _gates(report: Parity) -> Iterator[str]:
 
 
 def _gate(gate: Gate) -> str:
-    state = "passed" if gate.passed else "failed"
     name = _text(gate.name.replace("_", " "))
-    sign = "≤" if gate.passed else "&gt;"
+    sign = "&gt;" if gate.state == "failed" else "≤"
     return (
-        f'<div class="gate"><div><span class="{state}">{state}</span> {name}</div>'
+        f'<div class="gate"><div><span class="{gate.state}">{gate.state}</span> {name}</div>'
         f'<div>{gate_bar(gate)}<span class="soft">{number(gate.value)} {sign} {number(gate.limit)}</span></div>'
         f"<p>{_text(gate.sentence)}</p></div>"
     )
@@ -96,7 +95,7 @@ def _case(case: Case) -> str:
     shape = (case.batch, case.sequence, case.past, case.padding, case.seed)
     cells = _cells(shape)
     if case.graph is None or case.floor is None:
-        return f'<tr class="case-bad">{cells}<td colspan="7">{_text(case.error)}</td></tr>'
+        return f'<tr class="case-bad">{cells}<td colspan="7">{_text(case.error or "not judged")}</td></tr>'
     graph = case.graph
     values = (f"{graph.positions}", f"{graph.relative_rms:.2e}", f"{case.floor.relative_rms:.2e}", number(case.ratio),
               number(case.max_ratio), f"{graph.top1:.1%}", f"{graph.kl:.1e}")  # fmt: skip
@@ -183,7 +182,7 @@ def _steps(shares: Sequence[float], first: int, end: int) -> list[Point]:
 
 def gate_bar(gate: Gate) -> str:
     """Draw the value as a bar and the limit as a mark. Returns an empty text for a gate without a value or limit."""
-    if gate.value is None or not gate.limit:
+    if gate.value is None or not gate.limit or gate.state == "not judged":
         return ""
     share = min(gate.value / gate.limit, 1.5) if math.isfinite(gate.value) else 1.5
     colour = "var(--c2)" if gate.passed else "var(--c4)"

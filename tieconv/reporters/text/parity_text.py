@@ -71,6 +71,10 @@ def _fed(fed: parity.Fed) -> Iterator[tuple[str, str]]:
         groups = ", ".join(f"{number} {group}" for group, number in fed.left_out.items())
         more = sum(fed.left_out.values())
         yield "not fed", f"{more} more batches ({groups}): --budget full"
+    if fed.not_judged:
+        yield "not judged", f"{count(fed.not_judged, 'more position')}, where torch's own logits are not finite"
+    if not fed.positions:
+        return
     often = f"in 1 of {1 / fed.share:.0f} random positions or more (19 times of 20)"
     yield "sees", f"a fault that changes the logits of a case by {fed.change:.1e} of their RMS, {often}"
 
@@ -112,8 +116,10 @@ def _cases(cases: Iterable[parity.Case]) -> Iterator[tuple[str, ...]]:
         if broken:
             yield (*map(str, shape), "", shown(broken, 100))
             continue
-        worst = max(of_shape, key=lambda case: case.ratio or 0.0)
-        assert worst.graph is not None and worst.floor is not None
+        worst = max(of_shape, key=lambda case: -1.0 if case.ratio is None else case.ratio)
+        if worst.graph is None or worst.floor is None:
+            yield (*map(str, shape), "0", "not judged")
+            continue
         shaped = worst.group in ("one token", "no past", "past", "left padding")  # by the shape
         yield (*map(str, shape), *_figures(worst.graph, worst.floor, of_shape), "" if shaped else worst.group)
 
@@ -133,8 +139,9 @@ def _figures(graph: parity.Figures, floor: parity.Figures, cases: list[parity.Ca
 
 
 def _gate(gate: parity.Gate, paint: Paint) -> tuple[str, ...]:
-    mark = paint("passed", "good") if gate.passed else paint("FAILED", "error")
-    figures = f"{number(gate.value)} {'≤' if gate.passed else '>'} {number(gate.limit)}"
+    styles = {"passed": ("passed", "good"), "failed": ("FAILED", "error"), "not judged": ("not judged", "warning")}
+    mark = paint(*styles[gate.state])
+    figures = f"{number(gate.value)} {'>' if gate.state == 'failed' else '≤'} {number(gate.limit)}"
     return mark, gate.name, figures, shown(gate.sentence, 400)
 
 
@@ -148,7 +155,7 @@ def number(value: float | None) -> str:
 def _verdict(report: parity.Parity, paint: Paint, width: int | None) -> Iterator[str]:
     sentences = {
         parity.Verdict.PASSED: _PASSED if report.quantised is None else _QUANTISED_PASSED,
-        parity.Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
+        parity.Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if gate.state == "failed"),
         parity.Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]
     yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(sentences, "", width))
@@ -197,7 +204,7 @@ def render_results(outcome: ExportOutcome, before: ExportPlan, paint: Paint = pl
     lines += [_session(proof, paint, f" of {shown(proof.graph)}" if several else "") for proof in outcome.proofs]
     if outcome.parity is not None:
         style = {"passed": "good", "failed": "error"}.get(outcome.parity.verdict, "warning")
-        failed = [gate.sentence for gate in outcome.parity.gates if not gate.passed]
+        failed = [gate.sentence for gate in outcome.parity.gates if gate.state == "failed"]
         values = {gate.name: gate.value for gate in outcome.parity.gates}
         ratio = values.get("rms_ratio")
         text = shown(failed[0], 300) if failed else shown(outcome.parity.reason, 300)
