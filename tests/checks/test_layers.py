@@ -13,6 +13,7 @@ import pytest
 import tieconv as api
 from tests.checks.fixtures.files import FIRST, FOUR, NORM, SECOND, layers
 from tests.checks.fixtures.model import (
+    EMBED,
     NESTED_EMBED,
     REMOTE,
     T5,
@@ -26,6 +27,7 @@ from tests.checks.fixtures.model import (
     save_shards,
     vector,
 )
+from tests.cli.run import run
 from tieconv.architectures import class_table
 from tieconv.architectures.stored_names import missing_layers, surplus_layers
 from tieconv.checkpoint.family import Family
@@ -48,6 +50,7 @@ def without(tensors: Tensors, *names: str) -> dict[str, Any]:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(names)}
 
 
+LARGE: Config = {**FOUR, "vocab_size": 70_000}
 WHOLE = {**llama(), **NORM, **layers(range(4))}
 CASES: dict[str, tuple[Config | None, Tensors, str]] = {
     "whole": (FOUR, WHOLE, ""),
@@ -159,7 +162,28 @@ CASES: dict[str, tuple[Config | None, Tensors, str]] = {
         {"model.decoder.embed_tokens.weight": matrix(), **layers([0, 1], "model.decoder.layers.")},
         "",
     ),
-    "no layer at all": (FOUR, llama(), ""),
+    "no layer at all": (FOUR, {**llama(), **NORM}, ""),  # so small a file is an example of names
+    "no layer in a large file": (
+        LARGE,
+        {EMBED: matrix(LARGE["vocab_size"]), **NORM},
+        "model.layers.0, model.layers.1, model.layers.2 and model.layers.3 are not stored, but the config says 4 "
+        "layers (num_hidden_layers). transformers fills them with untrained values.",
+    ),
+    "no layer in a large file, and a name that the class lacks": (
+        LARGE,
+        {EMBED: matrix(LARGE["vocab_size"]), "blocks": matrix()},
+        "",
+    ),
+    "a large file without a number of layers": (
+        without(LARGE, "num_hidden_layers"),
+        {EMBED: matrix(LARGE["vocab_size"])},
+        "",
+    ),
+    "a large file of an unknown class": (
+        {**LARGE, **REMOTE, "num_hidden_layers": 4},
+        {EMBED: matrix(LARGE["vocab_size"])},
+        "",
+    ),
     "layers under names of another class": (FOUR, {**llama(), **layers([0], "transformer.h.")}, ""),
     "an example of names": (FOUR, {**llama(), UP: matrix()}, ""),
     "no config": (None, without(WHOLE, "model.layers.2."), ""),
@@ -266,6 +290,28 @@ INSIDE: dict[str, tuple[Config, Tensors, list[str]]] = {
         {**without(LLAMA_WHOLE, SECOND_LAYER + "input"), f"{SECOND_LAYER}input_layernorm.gamma": vector()},
         [],
     ),
+    "no layer has a module": (
+        {**FOUR, "num_hidden_layers": 2},
+        {name: tensor for name, tensor in {**llama(), **whole("LlamaForCausalLM", 2)}.items() if ".mlp." not in name},
+        [f"model.layers.{n}.mlp.{part}_proj.weight" for part in ("down", "gate", "up") for n in range(2)],
+    ),
+    "a large file with two norms of one layer": (
+        {**LARGE, "num_hidden_layers": 1},
+        {
+            EMBED: matrix(LARGE["vocab_size"]),
+            **NORM,
+            **{f"model.layers.0.{norm}_layernorm.weight": vector() for norm in ("input", "post_attention")},
+        },
+        [
+            f"model.layers.0.{name}_proj.weight"
+            for name in ("mlp.down", "mlp.gate", "mlp.up", *(f"self_attn.{part}" for part in "koqv"))
+        ],
+    ),
+    "a matrix of another layer than the one that is absent": (
+        FOUR,
+        without(LLAMA_WHOLE, SECOND_LAYER, UP),
+        ["model.layers.1", UP],
+    ),
     "names of another program": (
         FOUR,
         {name.replace("self_attn.", "attention."): tensor for name, tensor in LLAMA_WHOLE.items()},
@@ -286,7 +332,19 @@ def test_what_a_layer_lacks_of_its_class(name: str, tmp_path: Path) -> None:
     (*findings,) = api.inspect(save(tmp_path / "model", config, tensors)).findings
     listed = [finding for finding in findings if finding.rule == "STO006"]
     assert [name for finding in listed for name in finding.tensors] == absent
-    assert all("always has" in finding.message for finding in listed)
+    assert all("always has" in finding.message or "the config says 4" in finding.message for finding in listed)
+
+
+def test_a_baseline_does_not_cover_more_layers(tmp_path: Path) -> None:
+    """A finding names every tensor, so a layer that is lost later is a new finding. The sentence counts them."""
+    config = {**FOUR, "num_hidden_layers": 20}
+    model, baseline = tmp_path / "model", tmp_path / "baseline.json"
+    save(model, config, {**llama(), **NORM, **layers(range(8))})
+    run("check", model, "--write-baseline", baseline)
+    run("check", model, "--baseline", baseline)
+    save(model, config, {**llama(), **NORM, **layers(range(7))})
+    failed = run("check", model, "--baseline", baseline)
+    assert failed.exit_code == 1 and "and 9 more are not stored" in " ".join(failed.stdout.split())
 
 
 MIXTRAL: Config = {
@@ -596,8 +654,10 @@ def test_default_configs() -> None:
 
 def _evidence(family: Family, config: Config, names: list[str]) -> Any:
     values = {key: value for key, value in config.items() if not key.startswith("quant")}
-    tensors = dict.fromkeys(names)
-    checkpoint = SimpleNamespace(format="safetensors", index=None, unread=(), config_values=values, tensors=tensors)
+    tensors = dict.fromkeys(names, SimpleNamespace(nbytes=1 << 20))
+    checkpoint = SimpleNamespace(
+        format="safetensors", index=None, unread=(), adapter=None, config_values=values, tensors=tensors
+    )
     return SimpleNamespace(checkpoint=checkpoint, family=family, quantised=None)
 
 

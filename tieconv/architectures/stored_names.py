@@ -150,7 +150,13 @@ def is_unknown(matrix: QuantisedMatrix) -> bool:
     return not (matrix.scheme or matrix.faults or parametrised_parts(matrix))
 
 
-_MOST_LAYERS, _LEAST_TENSORS = 10_000, 4  # a file with fewer tensors in each layer is an example of names, not a model
+_MOST_LAYERS = 10_000
+_LEAST_TENSORS, _LEAST_BYTES = 4, 1 << 20
+"""A smaller file with fewer tensors in each layer is an example of names, not a model."""
+
+
+def _is_large(inspection: Inspection) -> bool:
+    return sum(record.nbytes for record in inspection.checkpoint.tensors.values()) >= _LEAST_BYTES
 
 
 def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
@@ -169,6 +175,7 @@ def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
 
 def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
     yield from _shared_layers(inspection)
+    yield from _every_layer(inspection)
     checkpoint = inspection.checkpoint
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
     quantised = quantised and checkpoint.format != "gguf"  # its codes have the usual names
@@ -186,17 +193,16 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
         kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
         if absent:
             yield Missing(entry.counted, absent)
-            continue
-        within = {number: layers[number] for number in numbers}
+        within = {number: layers[number] for number in numbers if number in layers}
         config = nested(checkpoint.config_values, entry.level) or {}
         experts = [*_missing_experts(config, begin, within, quantised)]
         yield from experts
         if quantised:
             continue
-        lacking = _inside_layers(begin, within, entry.inside)
+        lacking = _inside_layers(begin, within, entry.inside, large=_is_large(inspection))
         if lacking:
             yield Missing(_always(inspection.family, lacking), lacking)
-        elif not experts and entry.alike and len(kinds) == 2 and total > 2:
+        elif not absent and not experts and entry.alike and len(kinds) == 2 and total > 2:
             small, large = sorted(kinds, key=len)
             more = large - small if small < large and kinds[small] == 1 else ()
             # A scale, a buffer, an adapter or a bias that somebody added to a layer is not the class's.
@@ -217,6 +223,24 @@ def _shared_layers(inspection: Inspection) -> Iterator[Missing]:
     absent = [start for start in starts if not any(name.startswith(start) for name in checkpoint.tensors)]
     if checkpoint.config_values.get("tie_encoder_decoder") is True and 0 < len(absent) < len(starts):
         yield Missing("the config sets tie_encoder_decoder", [start.rstrip(".") for start in absent], shared=True)
+
+
+def _every_layer(inspection: Inspection) -> Iterator[Missing]:
+    """Yield the first list of layers if the file stores only tables and what is beside the layers.
+
+    Another name may hold a layer: then nothing is claimed.
+    """
+    checkpoint, family = inspection.checkpoint, inspection.family
+    if not family.trusted or checkpoint.unread or checkpoint.adapter is not None or not _is_large(inspection):
+        return
+    start, key, _, beside, _ = next(iter(layer_lists(family)), ("", "", False, (), ()))
+    level, _, name_of_total = key.rpartition(".")
+    total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)
+    parent = start[: start.rstrip(".").rfind(".") + 1]
+    known = {*known_names(family), *(f"{parent}{name}" for name in beside)}
+    if type(total) is int and 0 < total <= _MOST_LAYERS and all(name in known for name in checkpoint.tensors):
+        absent = [f"{start}{number}" for number in range(total)]
+        yield Missing(f"the config says {count(total, 'layer')} ({key})", absent)
 
 
 def _always(family: Family, names: Collection[str]) -> str:
@@ -262,14 +286,20 @@ def _missing_experts(
 
 
 _NORM_OR_BIAS = re.compile(r"norm|\bln|\.bias$")
-_MOST_OF_A_LAYER = 0.75
-"""Share of the class's parameters of a layer, from which on a list has the names of the class."""
+_MOST_OF_A_LAYER, _HALF = 0.75, 0.5
+"""Share of the class's parameters of a layer, from which on a list has the names of the class.
+
+Half of them do, if no other name is stored. In a large file any number does then.
+"""
 
 
-def _inside_layers(begin: str, layers: Mapping[str, Collection[str]], inside: Collection[str]) -> list[str]:
+def _inside_layers(
+    begin: str, layers: Mapping[str, Collection[str]], inside: Collection[str], *, large: bool
+) -> list[str]:
     """Return what the layers lack of the parameters that the class has ``inside`` each of them."""
     stored = sum(leaf in names for names in layers.values() for leaf in inside)
-    if stored < _MOST_OF_A_LAYER * len(layers) * len(inside):
+    least = (0 if large else _HALF) if _has_names_of_the_class(layers, inside) else _MOST_OF_A_LAYER
+    if stored < least * len(layers) * len(inside):
         return []
     lacking = []
     for leaf in inside:
@@ -280,6 +310,11 @@ def _inside_layers(begin: str, layers: Mapping[str, Collection[str]], inside: Co
             without = [number for number, names in layers.items() if leaf not in names]
             lacking += [f"{begin}{n}.{leaf}" for n in without if not _has_replacement(leaf, layers[n], known)]
     return lacking
+
+
+def _has_names_of_the_class(layers: Mapping[str, Collection[str]], inside: Collection[str]) -> bool:
+    """Return whether every stored name in the layers is one that the class has in each of them."""
+    return {leaf for names in layers.values() for leaf in names} <= {*inside}
 
 
 def _has_replacement(leaf: str, names: Collection[str], known: Collection[str]) -> bool:
@@ -360,7 +395,8 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
                 number, _, leaf = name[len(begin) :].partition(".")
                 layers.setdefault(number, set()).add(leaf)
             stored = [layers[str(number)] for number in range(total) if str(number) in layers]
-            if stored and max(map(len, layers.values())) >= _LEAST_TENSORS:
+            whole = max(map(len, layers.values()), default=0) >= _LEAST_TENSORS
+            if stored and (whole or (_is_large(inspection) and _has_names_of_the_class(layers, inside))):
                 document = "metadata" if checkpoint.format == "gguf" else "config"
                 counted = f"the {document} says {count(total, 'layer')} ({key})"
                 yield _StoredList(begin, total, counted, level, layers, names, alike, beside, inside)

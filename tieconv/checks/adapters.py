@@ -152,7 +152,7 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
         yield unmerged.finding(
             f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged. Loaders "
             f"ignore {evidence.verb(parts, 'it', 'them')}.",
-            parts[:4],
+            parts,
         )
 
 

@@ -173,7 +173,7 @@ def _others(inspection: Inspection, copies: list[Duplicate], answer: Answer) -> 
     waste += "in each session" if held == wasted else f"{size(held)} in each session"
     return stored_twice.finding(
         f"The graph stores a matrix under several names: {groups}{more}. The copies waste {waste}.{answer.message_end}",
-        dict.fromkeys(name for duplicate in listed for name in duplicate.tensors[: evidence.LISTED]),
+        dict.fromkeys(name for duplicate in copies for name in duplicate.tensors),
         level=Level.WARNING if answer.remedy else Level.NOTE,
         remedy=answer.remedy,
     )

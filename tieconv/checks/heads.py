@@ -545,7 +545,6 @@ def _shared(inspection: Inspection) -> str:
 
 MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "momentum_buffer", "square_avg"})
 """State that optimizers of torch keep for a parameter once it has a gradient."""
-_SHOWN = 3
 
 
 @rule("TRN001", "trained-tensor-not-saved", Level.ERROR)
@@ -579,11 +578,10 @@ def not_saved(inspection: Inspection) -> Iterator[Finding]:
     lost = [name for name in sorted(trained) if _module(name) not in stored]
     lost = [name for name in lost if not _shares_state(inspection, name, trained)]
     if lost and len(lost) < len(trained):
-        modules = tuple(_module(name) for name in lost[:_SHOWN])
-        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+        modules = tuple(map(_module, lost))
         pronoun = "it" if len(lost) == 1 else "them"
         yield not_saved.finding(
-            f"The optimizer trained {evidence.listed(modules)}{more}, but the checkpoint does not store {pronoun}. "
+            f"The optimizer trained {evidence.listed(modules)}, but the checkpoint does not store {pronoun}. "
             "A resumed run starts with other values.",
             modules,
         )

@@ -199,7 +199,7 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
         if different:
             has = evidence.clause(different, "has", "have")
             message = f"{message}. {has} other values there."
-        yield orphan_file.finding(message, different[:4], level=Level.WARNING if different else None)
+        yield orphan_file.finding(message, different, level=Level.WARNING if different else None)
 
 
 _VARIANT = re.compile(r"model\.\w+(-\d{5}-of-\d{5})?\.safetensors|model-\d{5}-of-\d{5}\.\w+\.safetensors")

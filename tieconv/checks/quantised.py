@@ -178,7 +178,7 @@ def scales_without_codes(inspection: Inspection) -> Iterator[Finding]:
     """
     # Yield a finding for each matrix that has only scales.
     for matrix, fault in first_faults(inspection, FaultKind.NO_CODES):
-        names = fault.tensors[: evidence.LISTED]
+        names = fault.tensors
         yield scales_without_codes.finding(
             f"{evidence.clause(names, 'is', 'are')} stored without codes. The {noun(matrix)} has no values.",
             names,

@@ -129,7 +129,7 @@ def storage_slack(inspection: Inspection) -> Iterator[Finding]:
     yield storage_slack.finding(
         f"No tensor uses {size(storage.unused)} of the stored {size(storage.stored)}. "
         f"{' '.join(map(_slack_phrase, shown))}{more}",
-        [name for entry in shown for name in entry.tensors[: evidence.LISTED]],
+        [name for entry in worst for name in entry.tensors],
         remedy=remedies.dedup(inspection),
     )
 
@@ -173,8 +173,7 @@ def partial_overlap(inspection: Inspection) -> Iterator[Finding]:
     more = f". This list leaves out {count(rest, 'group')}" if rest > 0 else ""
     listed = ". ".join(f"{evidence.listed(sorted(names))} share a part of their bytes" for names in groups[:_LISTED])
     yield partial_overlap.finding(
-        f"{listed}{more}{'.' if len(groups) > 1 else ''}",
-        [name for names in groups[:_LISTED] for name in sorted(names)[: evidence.LISTED]],
+        f"{listed}{more}{'.' if len(groups) > 1 else ''}", [name for names in groups for name in sorted(names)]
     )
 
 
@@ -226,7 +225,7 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
         tied = prefix if embedding is not None and embedding.name.startswith(EMA) else "the other tensors"
         second = f"{prefix} ({count(len(averages), 'tensor')}) is an average of weights (EMA)"
         ours = "" if embedding is None else f" The tie is that of {tied}."
-        yield not_only_weights.finding(f"The file holds two models: {second}.{ours}", averages[: evidence.LISTED])
+        yield not_only_weights.finding(f"The file holds two models: {second}.{ours}", averages)
 
 
 @rule("STO006", "missing-layer", Level.ERROR)
@@ -239,8 +238,11 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     the matrices of the attention and the last norm. Some classes give all layers the same tensors. For these it also
     reports the weights and biases that a single layer lacks. It compares no values.
 
-    The class must be in the table, and the stored layers must have its names. It does not compare layers of fewer than four
-    tensors. It compares the layers with the class if they have three quarters of its parameters. A fused matrix, or another
+    The class must be in the table, and the stored layers must have its names. A file of less than 1 MiB may be an example
+    of names. There it does not compare layers of fewer than four tensors, nor a file without any layer.
+
+    It compares the layers with the class if they have three quarters of its parameters. Half of them are enough if no other
+    name is stored, and any number in a larger file. A fused matrix, or another
     module that the class lacks, may hold the parameter: then the rule makes no claim. It reports a norm or a bias only if
     another layer has it. In a quantised model it only looks for whole layers.
 
@@ -280,8 +282,7 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
         if missing.shared:
             outcome = f"transformers 4 shares the stored layers. {outcome.replace('transformers', 'transformers 5')}"
         yield missing_layer.finding(
-            f"{evidence.clause(names, 'is', 'are')} not stored, but {missing.reason}. {outcome}.",
-            names[: evidence.LISTED],
+            f"{evidence.clause(names, 'is', 'are')} not stored, but {missing.reason}. {outcome}.", names
         )
 
 
@@ -324,6 +325,4 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
             outcome = "mlx-lm fails to load the model"
         if inspection.checkpoint.format == "gguf":
             outcome = "llama.cpp fails to load the file"
-        yield surplus_layer.finding(
-            f"{evidence.clause(names, 'is', 'are')} stored, but {counted}. {outcome}.", names[: evidence.LISTED]
-        )
+        yield surplus_layer.finding(f"{evidence.clause(names, 'is', 'are')} stored, but {counted}. {outcome}.", names)
