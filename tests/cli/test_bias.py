@@ -449,6 +449,32 @@ def test_a_cut_asked_for_by_number_needs_the_tokenizer_too(sized, tmp_path: Path
     assert vocab_size(tmp_path / "out") == 185
 
 
+def test_rows_that_a_config_needs_are_never_cut(sized, tmp_path: Path) -> None:
+    """transformers fails to load such a model, or generates with an id without a row."""
+    folder = sized("llama-untied", tokens=180)
+    generation, rows = folder / "generation_config.json", 192
+    cases: list[tuple[dict[str, object], dict[str, object], str]] = [
+        ({"pad_token_id": 191}, {}, "pad_token_id in config.json needs row 191"),
+        ({"vision_config": {"eos_token_id": [2, 185]}}, {}, "eos_token_id in config.json needs row 185"),
+        ({"image_token_index": 190}, {}, "image_token_index in config.json needs row 190"),
+        ({}, {"begin_suppress_tokens": [186]}, "begin_suppress_tokens in generation_config.json needs row 186"),
+        ({}, {"bad_words_ids": [[3], [4, 187]]}, "bad_words_ids in generation_config.json needs row 187"),
+        ({}, {"sequence_bias": [[[188], -1.0]]}, "sequence_bias in generation_config.json needs row 188"),
+        ({"pad_token_id": -1, "bos_token_id": rows}, {"pad_token_id": None, "eos_token_id": 179}, ""),
+    ]
+    config = json.loads((folder / "config.json").read_text())
+    for number, (changed, generated, sentence) in enumerate(cases):
+        (folder / "config.json").write_text(json.dumps(config | changed))
+        generation.write_text(json.dumps(generated))
+        if sentence:
+            assert sentence in refused("resize --to 180", folder, "-o", tmp_path / "out")
+        else:
+            ok("resize --to 180", folder, "-o", tmp_path / f"out{number}")
+    assert not (tmp_path / "out").exists()
+    generation.write_text("{")
+    assert "generation_config.json could not be read" in refused("resize --to 180", folder, "-o", tmp_path / "out")
+
+
 def test_what_does_not_fit_is_refused(sized, tmp_path: Path) -> None:
     """Tables that disagree, and words that are not a target."""
     folder = sized("llama-untied")

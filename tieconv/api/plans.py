@@ -289,11 +289,12 @@ def plan_resize(
 
     ``to`` is ``"rows"`` (`vocab_size` follows the embedding), ``"config"`` (the tensors follow `vocab_size`) or a
     number for both. ``fill`` sets the new rows: ``"zeros"``, or the ``"mean"`` of the existing rows. Raises
-    `RefusedError` if it would remove a row that a token uses. Without a tokenizer, it removes no row. Also raises it if
-    another tensor has an axis of the old vocabulary.
+    `RefusedError` if it would remove the row of a token, or of an id in config.json or generation_config.json. Without
+    a tokenizer, it removes no row. Also raises it if another tensor has an axis of the old vocabulary.
     """
     if not isinstance(to, int) and to not in ("rows", "config") and not to.isdecimal():
         raise ValueError(f"to={to!r} is not rows, config or a number")
+    from tieconv.inspection.token_ids import read_generation
     from tieconv.plans.verbs import resize
 
     chosen = resize.Fill(fill)
@@ -302,7 +303,8 @@ def plan_resize(
         mean_row = partial(_mean_row, evidence.checkpoint)
         with opened(evidence.checkpoint.root) as (_, files, _):
             evidence = with_tokenizer(evidence, files)
-        return resize.plan_resize(evidence, str(to), chosen, mean_row)
+            generation = read_generation(files, evidence.checkpoint.companions)
+        return resize.plan_resize(evidence, str(to), chosen, mean_row, generation)
 
     return Source(path, embed, head, drop_other_formats, fetch).plan(make)
 

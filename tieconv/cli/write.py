@@ -401,8 +401,9 @@ def resize_command(model: str, **options: Any) -> PlannedWrite:
     """Make config, embedding, head and head bias agree on the vocabulary size.
 
     `--to rows` changes only config.json, and a tied head or a bias with another number of rows than the embedding. The
-    others add rows at the end of each tensor, or remove rows that no token of the tokenizer uses. Refuses to remove
-    rows when the tokenizer cannot be read. Refuses if another tensor has an axis of the old vocabulary.
+    others add rows at the end of each tensor, or remove unused rows. A row is unused if no token of the tokenizer and
+    no id in a config needs it. Refuses to remove rows when the tokenizer cannot be read. Refuses if another tensor has
+    an axis of the old vocabulary.
     """
     return plans.plan_resize(model, **options)
 

@@ -163,14 +163,26 @@ _LIMIT = 1_000_000
 """Bytes of that file. The largest published files list some hundred ids."""
 _KEYS = ("_token_id", "_token_ids", "_token_index", "_decoder_ids", "_to_id")
 """The endings of config keys that name an id."""
+_SAMPLED_KEYS = (*_KEYS, "suppress_tokens", "bad_words_ids", "force_words_ids", "sequence_bias")
+"""Those, and the keys of ids that generation excludes or prefers."""
 
 
 def fed_ids(config: Mapping[str, object], generation: Mapping[str, object], rows: int) -> set[int]:
     """Return the ids below ``rows`` that the configs name, and the default ids of the classes."""
-    ids = {number for document in (config, generation) for number in _named(document) if number < rows}
+    ids = {number for document in (config, generation) for _key, number in _named(document, _KEYS) if number < rows}
     for model_type in _model_types(config):
         ids |= default_ids(model_type)
     return ids
+
+
+def needed_ids(config: Mapping[str, object], generation: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+    """Yield each id that a config needs a row for, after the file and the key."""
+    for name, document in (("config.json", config), (GENERATION, generation)):
+        for key, number in _named(document, _SAMPLED_KEYS):
+            yield f"{shown(key)} in {name}", number
+    for model_type in _model_types(config):
+        for number in default_ids(model_type):
+            yield f"a default of model_type {shown(model_type)}", number
 
 
 def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str, object], str]:
@@ -184,18 +196,21 @@ def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str
         return {}, f"{GENERATION} {'is larger than tieconv reads' if large else 'could not be read'}"
 
 
-def _named(document: Mapping[str, object]) -> Iterator[int]:
-    """Yield each integer below a key of `_KEYS`. A stack is faster than nested generators."""
-    left: list[tuple[bool, object]] = [(False, document)]
+def _named(document: Mapping[str, object], endings: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """Yield each integer below a key with one of ``endings``, after that key.
+
+    A stack is faster than nested generators.
+    """
+    left: list[tuple[str, object]] = [("", document)]
     while left:
         named, value = left.pop()
         entries = value.items() if isinstance(value, Mapping) else (("", entry) for entry in value)  # type: ignore[attr-defined]
         for key, entry in entries:
-            below = named or key.endswith(_KEYS)
+            below = named or (key if key.endswith(endings) else "")
             if isinstance(entry, Mapping | list):
                 left.append((below, entry))
             elif below and isinstance(entry, int) and not isinstance(entry, bool):
-                yield entry
+                yield below, entry
 
 
 def _model_types(document: Mapping[str, object]) -> Iterator[str]:

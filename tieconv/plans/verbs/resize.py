@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from tieconv.architectures import locate
 from tieconv.architectures.class_table import exceptions
@@ -12,6 +12,7 @@ from tieconv.checkpoint.value_type import Choice
 from tieconv.checkpoint.weight_file import BITS, FLOATS, TensorRecord
 from tieconv.checkpoint.write_plan import OutputText, Plan, SetConfig
 from tieconv.formats.json_text import set_values
+from tieconv.inspection.token_ids import needed_ids
 from tieconv.plans.build import build, kept_promises
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, refuse
@@ -32,12 +33,14 @@ class Fill(Choice):
     MEAN = "mean"
 
 
-def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) -> Plan:
+def plan_resize(
+    inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow, generation: tuple[Mapping[str, object], str]
+) -> Plan:
     """Return the plan that gives config and tensors one number of rows.
 
     ``to`` is ``rows`` (the config follows the embedding), ``config`` (the tensors follow the config) or a number.
-    Raises `RefusedError` if the plan would cut off a used row, or if the used rows are unknown. Also raises it if
-    another tensor may follow the vocabulary.
+    ``generation`` is the generation config, and why tieconv could not read it. Raises `RefusedError` if the plan would
+    cut off a used row, or if the used rows are unknown. Also raises it if another tensor may follow the vocabulary.
     """
     guard_head(inspection, "resize")
     sizes, tables = word_sizes(inspection), vocabulary_rows(inspection)
@@ -55,6 +58,8 @@ def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) 
     before = {*sizes.values(), *(record.shape[_axis(record)] for record in records)} - {target, 0}
     _guard_axes(inspection, records, before)
     for record in records:
+        if target < record.shape[_axis(record)]:
+            _guard_cut(inspection, record, target, generation)
         notes += _resize(edits, inspection, record, target, fill, mean_row)
     promises = kept_promises(inspection, inspection.ties, edits.after())
     options = {"to": to, "fill": str(fill)}
@@ -134,8 +139,6 @@ def _resize(
         problem = f"{shown(record.name)} has dtype {shown(record.dtype)} and shape {list(record.shape)}"
         hint = "resize it with the program that wrote it"
         refuse(f"{problem}: tieconv cannot resize this layout", hint, "resize.layout")
-    if rows < before:
-        _guard_cut(inspection, record, before, rows)
     shape = (*record.shape[:axis], rows, *record.shape[axis + 1 :])
     averaged = rows > before and fill is Fill.MEAN and len(record.shape) == 2 and axis == 0
     if averaged and (rows - before) * (record.nbytes // before) > _MOST_MEAN:
@@ -148,15 +151,21 @@ def _resize(
     return [f"{shown(record.name)}: {count(rows - before, 'new row')} of {values} are not trained"]
 
 
-def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: int) -> None:
-    """Refuse to cut off a row that a token uses."""
-    used = inspection.tokenizer_rows
-    if used is None:
-        unread = inspection.tokenizer_unread or "no tokenizer shows that the rows are unused"
-        problem = f"{shown(record.name)} would lose {count(before - rows, 'row')}, and {unread}"
+def _guard_cut(
+    inspection: Inspection, record: TensorRecord, rows: int, generation: tuple[Mapping[str, object], str]
+) -> None:
+    """Refuse to cut off a row that a token of the tokenizer or an id of a config uses."""
+    used, before, (document, unread) = inspection.tokenizer_rows, record.shape[_axis(record)], generation
+    problem = f"{shown(record.name)} would lose {count(before - rows, 'row')}"
+    unread = unread if used is not None else inspection.tokenizer_unread
+    if used is None or unread:
         hint = Hint("keep the rows and change the config: ", again(inspection, "resize", to=before))
-        refuse(problem, hint, "resize.no-tokenizer")
+        unread = unread or "no tokenizer shows that the rows are unused"
+        refuse(f"{problem}, and {unread}", hint, "resize.no-tokenizer")
+    ids = {number: key for key, number in needed_ids(inspection.checkpoint.config_values, document)}
+    highest = max((number for number in ids if rows <= number < before), default=-1)
+    hint = Hint("keep them: ", again(inspection, "resize", to=max(used, highest + 1)))
     if used > rows:
-        problem = f"{shown(record.name)} would lose {count(before - rows, 'row')}"
-        hint = Hint("keep them: ", again(inspection, "resize", to=used))
         refuse(f"{problem}, and the tokenizer has tokens up to row {used - 1:,}", hint, "resize.used-rows")
+    if highest >= 0:
+        refuse(f"{problem}, and {ids[highest]} needs row {highest:,}", hint, "resize.used-rows")
