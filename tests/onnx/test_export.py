@@ -20,13 +20,13 @@ from safetensors.torch import load_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import editing, snapshot
+from tests.cli.stored import configure, editing, snapshot
 from tests.onnx import faults, recorded
 from tests.onnx.conftest import Replay
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.graphs import copies
 from tests.schemas import validate
-from tieconv.errors import WriteFailedError
+from tieconv.errors import RefusedError, WriteFailedError
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.adapter import name_axes
 from tieconv.onnx.export.carry_out import join_ties, tied_names
@@ -264,6 +264,21 @@ def test_an_inconsistent_model_is_refused(models: Path, tmp_path: Path, model: s
     assert result.exit_code == 2 and rule in result.stderr
     assert "hint: repair it first: tieconv " in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adapter_beside_the_weights_is_refused(exported: Callable[..., Exported], tmp_path: Path) -> None:
+    """With PEFT, transformers loads the sum of both. Before, the graph held the sum, and parity passed it."""
+    made = exported("llama")
+    source = shutil.copytree(made.model, tmp_path / "model")
+    (source / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    says = f"{source} holds a whole model and adapter_config.json"
+    assert says in refused("export", source)
+    assert says in refused("parity", made.graph, source)
+    assert says in refused("export", source, "-o", tmp_path / "out") and not (tmp_path / "out").exists()
+    with pytest.raises(RefusedError, match="adapter_config"):
+        loaded(source)
+    configure(source, has_lora_adapter=True)  # the class loads it, whether PEFT is installed or not
+    ok("export", source)
 
 
 def test_models_that_are_not_served(models: Path, tmp_path: Path) -> None:

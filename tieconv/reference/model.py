@@ -263,9 +263,10 @@ def load(directory: str, config: Mapping[str, object], dtype: str, device: str =
     """Return the model in ``directory`` with every parameter in ``dtype``, on torch's ``device``.
 
     ``dtype`` is ``float64``, ``float32``, ``float16`` or ``bfloat16``. Raises `UnreadableError` if transformers has no
-    such class or cannot load it. Raises `RefusedError` if transformers would fill parameters with random values.
-    Raises `NotRunError` if the memory of the device runs out.
+    such class or cannot load it. Raises `RefusedError` if transformers would fill parameters with random values, and
+    for an adapter beside the weights. Raises `NotRunError` if the memory of the device runs out.
     """
+    check_no_adapter(directory, config, directory)
     torch = need("torch", "onnx", _PURPOSE)
     transformers = need("transformers", "onnx", _PURPOSE)
     name = architecture(config, directory)
@@ -301,6 +302,15 @@ def load(directory: str, config: Mapping[str, object], dtype: str, device: str =
     reference = Reference(model.eval().to(CPU), dtype, missing, unused)
     reference.move(device)
     return reference
+
+
+def check_no_adapter(directory: str, config: Mapping[str, object], source: str) -> None:
+    """Check that no PEFT adapter is beside the weights of ``source``, unless its class loads one (Granite Speech)."""
+    if config.get("has_lora_adapter") is True or not os.path.lexists(os.path.join(directory, "adapter_config.json")):
+        return
+    problem = f"{shown(source)} holds a whole model and adapter_config.json: with PEFT, transformers loads their sum"
+    hint = "move the adapter's two files into a separate directory, or delete them if the weights contain the adapter"
+    raise RefusedError(problem, hint, "reference.adapter")
 
 
 def _run_experts_apart(model: Any) -> None:

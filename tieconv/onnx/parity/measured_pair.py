@@ -36,7 +36,7 @@ from tieconv.onnx.parity.bindings import (
 )
 from tieconv.onnx.parity.graph_file import DTYPES, Graph, parts, quantised_weights, read_graphs
 from tieconv.onnx.parity.weight_identity import head_width
-from tieconv.reference.model import CPU, Batch, architecture, free_memory, load_config, torch_device
+from tieconv.reference.model import CPU, Batch, architecture, check_no_adapter, free_memory, load_config, torch_device
 from tieconv.sources.user_files import read_bytes
 from tieconv.text import MODEL, OUT, Hint, call, option, shown, size
 
@@ -152,7 +152,10 @@ def graph_file(path: str) -> str:
 
 
 def check_model(checkpoint: Checkpoint) -> None:
-    """Check that transformers can load the model from its directory. Raises `UnreadableError`."""
+    """Check that transformers can load the model from its directory. Raises `UnreadableError`.
+
+    Raises `RefusedError` for an adapter beside the weights, because the reference would depend on PEFT.
+    """
     source = checkpoint.source
     blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
     if blocking is not None:
@@ -167,6 +170,7 @@ def check_model(checkpoint: Checkpoint) -> None:
             "give a model directory with config.json and safetensors or torch weights; merge an adapter first",
             "parity.model",
         )
+    check_no_adapter(checkpoint.root, checkpoint.config_values, source)
 
 
 _FLOATS = Hint(
