@@ -63,6 +63,30 @@ def adapter(path: Path, **settings: list[str]) -> None:
     PeftModel.from_pretrained(llama(tied=False), path)
 
 
+def resized(path: Path) -> None:
+    """Load an adapter that PEFT saved with the resized tables."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    llama(tied=False).save_pretrained(path / "base")
+    grown = llama(tied=False)
+    grown.resize_token_embeddings(10)
+    trained = get_peft_model(grown, LoraConfig(r=2, target_modules=["q_proj"]))
+    trained.peft_config["default"].base_model_name_or_path = str(path / "base")
+    trained.save_pretrained(path / "adapter")
+    PeftModel.from_pretrained(llama(tied=False), path / "adapter")
+
+
+def stored(path: Path, name: str, change: Callable[[Tensors], object] = dict) -> torch.Tensor:
+    return load_file(saved(path, change, tied=False) / "model.safetensors")[name]
+
+
+def without_shard(path: Path) -> None:
+    """Load a model without the second of its three shards."""
+    llama(tied=False, vocab_size=64).save_pretrained(path, max_shard_size="1KB")
+    (path / "model-00002-of-00003.safetensors").unlink()
+    transformers.LlamaForCausalLM.from_pretrained(path)
+
+
 def listed() -> None:
     """A class of the days before transformers 5."""
 
@@ -151,7 +175,7 @@ LOADED: dict[str, tuple[Callable[[Tensors], object], bool]] = {
     "C30": (lambda t: t.pop(HEAD), False),
     "C32": (lambda t: t.update({HEAD: torch.zeros(0)}), False),
     "C33": (prefixed("base_model.model."), False),
-    "C37": (lambda t: t.update({EMBED: torch.randn(10, 4)}), False),
+    "C37": (lambda t: t.update({EMBED: torch.randn(10, 4), HEAD: torch.randn(10, 4)}), False),
     "C53": (
         lambda t: t.update({EMBED: torch.full((8, 4), float("nan")), HEAD: torch.full((8, 4), float("nan"))}),
         True,
@@ -161,14 +185,15 @@ LOADED: dict[str, tuple[Callable[[Tensors], object], bool]] = {
     "C63": (more_layers, True),
 }
 DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
-    "C02": (lambda path: lora(),),
+    "C02": (lambda path: lora(), lambda path: adapter(path, target_modules=["embed_tokens"])),
     "C04": (lambda path: strict(path, lambda t: t.update({HEAD: t[EMBED].clone()})),),
     "C06": (lambda path: strict(path, lambda t: t.pop(HEAD), tied=False),),
     "C07": (
         lambda path: safe_open(saved(path, dict, tied=True) / "model.safetensors", "pt").get_tensor(HEAD),
         lambda path: into_torch(path, dict, tied=True),
     ),
-    "C19": (without_bias,),
+    "C08": (lambda path: stored(path, EMBED, lambda t: t.pop(EMBED)),),
+    "C19": (without_bias, lambda path: stored(path, "lm_head.bias")),
     "C25": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE}, path / "x"), lambda path: saved_shared(path)),
     "C26": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE.t()}, path / "x"),),
     "C27": (lambda path: save_model(Views(), str(path / "x")),),
@@ -177,7 +202,9 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
         lambda path: transformers.LlamaForCausalLM.from_pretrained(saved(path, prefixed("_orig_mod."), tied=False)),
         lambda path: transformers.LlamaForCausalLM.from_pretrained(saved(path, larger(LORA), tied=True)),
         lambda path: into_torch(path, larger(f"_orig_mod.{LAYER}mlp.up_proj.weight")),
+        lambda path: stored(path, EMBED, prefixed("_orig_mod.")),
     ),
+    "C56": (lambda path: stored(path, EMBED, lambda t: t.pop(EMBED)),),
     "C37": (lambda path: into_torch(path, larger(EMBED, HEAD)),),
     "C55": (lambda path: listed(),),
     "C62": (
@@ -193,7 +220,10 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
     "C67": (
         lambda path: adapter(path, target_modules=["lm_head", "embed_tokens"]),
         lambda path: adapter(path, target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"]),
+        resized,
     ),
+    "C70": (without_shard,),
+    "C72": (lambda path: transformers.LlamaModel.from_pretrained(saved(path, dict, tied=False)),),
 }
 
 
@@ -232,7 +262,8 @@ def test_messages_are_printed(name: str, messages: list[str], tmp_path: Path) ->
             except Exception as error:
                 messages.append(f"{type(error).__name__}: {error}")
     messages += [str(warning.message) for warning in warned]
-    printed = re.sub(r"\s+", " ", re.sub(r"\x1b\[\d*m", "", " ".join(messages)))
+    printed = re.sub(rf"\x1b\[\d*m|{re.escape(str(tmp_path))}/\d/", "", " ".join(messages))
+    printed = re.sub(r"\s+", " ", printed)
     seen = [message.text for message in CASES[name].messages if message.seen in INSTALLED]
     assert seen and [text for text in seen if text not in printed] == [], printed
 

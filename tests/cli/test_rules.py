@@ -163,12 +163,84 @@ def test_any_tensor_of_a_layer_is_as_good_as_the_catalogued_one() -> None:
         "There is no module or parameter named 'layers.3' in Qwen2Model": ["C63"],
         "lm_head.weight | MISMATCH | Reinit due to size mismatch - ckpt: torch.Size([8, 4]) vs model: [9, 4]": ["C37"],
         "Received 1 parameters not in model: lm_head.bias": ["C18"],
-        "lm_head.weight | UNEXPECTED |": [],
+        "lm_head.weight | UNEXPECTED |": ["C72"],
         "base_model.model.lm_head.weight | UNEXPECTED |": ["C33"],
         "score.weight | MISSING |": [],
         "newly initialized: ['cls.predictions.decoder.bias', 'cls.predictions.decoder.weight']": [],
     }.items():
         assert [*find_cases(message)] == cases, message
+
+
+BEGUN = "Some weights of LlamaForCausalLM were not initialized from the model checkpoint at ./m and are newly"
+EMBED_SIZE = "size mismatch for base_model.model.model.embed_tokens.weight: copying a param with shape"
+
+
+def test_lines_of_a_log() -> None:
+    """Rows and notes of load reports, cut and quoted messages, and paths."""
+    note = "- MISSING:\tthose params were newly initialized because missing from the checkpoint. Consider training"
+    for message, cases in {
+        "  - lm_head.weight | MISSING": ["C06", "C30"],
+        "| lm_head.weight | MISSING |": ["C06", "C30"],
+        note: ["C06", "C62"],
+        note[:-30] + "…": ["C06", "C62"],
+        f"Llama LOAD REPORT from: ./m\nlm_head.bias | MISSING | |\n\nNotes:\n{note}": ["C19"],
+        f"{BEGUN}…": ["C06", "C13", "C21", "C62"],
+        f"{BEGUN} initialized: ['lm_hea...": ["C06", "C13", "C21", "C62"],
+        f"{BEGUN} initialized: ['model.layers.7.mlp.up_pr...": ["C62"],
+        f"{BEGUN} initialized: ['lm_head.weight']": ["C06", "C62"],
+        "… with different values, so we will NOT tie th…": ["C01", "C03", "C12", "C15", "C34", "C51", "C53", "C54"],
+        "Some tensors share mem…": ["C25"],
+        "Loading the model…": [],
+        "KeyError: ‘lm_head.weight’": ["C04", "C61"],
+        "“KeyError: ‘lm_head.weight’”": ["C04", "C61"],
+        "KeyError: 'model.embed_tokens.weight'": ["C08", "C33", "C56"],
+        "KeyError: 'lm_head.bias'": ["C19"],
+        "FileNotFoundError: No such file or directory: /data/m/model-00002-of-00004.safetensors": ["C70"],
+        "org/m does not appear to have a file named model-00007-of-00009.safetensors. Checkout": ["C70"],
+        "error loading model: key not found in model: tokenizer.ggml.tokens": ["C71"],
+        "llama_model_load: error loading model: missing tensor 'token_embd.weight'": ["C56"],
+        "wrong number of tensors; expected 291, got 290": ["C63", "C73"],
+        f"{EMBED_SIZE} torch.Size([70, 4])": ["C67"],
+        EMBED_SIZE.replace("model.embed_tokens", "lm_head"): ["C67"],
+    }.items():
+        assert [*find_cases(message)] == cases, message
+
+
+def test_a_text_that_starts_with_a_dash_is_not_an_option() -> None:
+    shown = ok("explain", "- MISSING: those params were newly initialized because missing from the checkpoint").stdout
+    assert "C06 Random or zero head" in shown
+    assert ok("explain", "-", "MISSING:", "those params were newly initialized because").stdout == shown
+    assert ok("explain", "--", "- lm_head.weight | MISSING").stdout == ok("explain", "lm_head.weight | MISSING").stdout
+
+
+def test_a_cut_message_says_so() -> None:
+    assert ok("explain", "Some tensors share mem…").stdout.startswith(
+        "The message is cut off. This lists each one that it may be.\nC25 Saving as safetensors fails"
+    )
+
+
+def test_standard_input_is_a_log() -> None:
+    """Each known line is answered once, a wrapped one too; nothing known is an error, nothing at all a usage error."""
+    refusal = "KeyError: 'lm_head.weight'\n"
+    log = f"step 1\n{refusal}{refusal}Received 1 parameters not in model:\nlm_head.bias\n"
+    for words in (["-"], []):
+        shown = ok("explain", *words, text=log).stdout
+        assert [line for line in shown.splitlines() if line.startswith(">")] == [
+            "> KeyError: 'lm_head.weight'", "> lm_head.bias",
+        ]  # fmt: skip
+        assert shown.count("C04 ") == 1 and shown.count("C18 ") == 1 and shown.count("Run: ") == 1
+    assert ok("explain -", text="TIE002\n").stdout == ok("explain TIE002").stdout
+    assert "No known case matches" in refused("explain -", text="step 1\nstep 2\n")
+    assert "missing argument" in refused("explain", text="")
+
+
+def test_a_similar_case_or_rule_is_offered() -> None:
+    hint = run("explain", "weights saved contained shared tensors").stderr
+    assert (
+        "did you mean C25 (Saving as safetensors fails because tensors are shared)? See: tieconv explain C25." in hint
+    )
+    assert "did you mean TIE003 (missing-head)? " in run("explain", "missing heads").stderr
+    assert "give a row of this load report" in run("explain", "[transformers] LlamaModel LOAD REPORT from: ./m").stderr
 
 
 OTHER_KEY = "KeyError: 'norm.weight'"

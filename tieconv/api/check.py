@@ -15,6 +15,7 @@ from tieconv.gate.settings import ALL, Selection, Settings, selectors
 from tieconv.gate.settings import find_cases as find_cases
 from tieconv.gate.settings import find_rule as find_rule
 from tieconv.gate.settings import rules as rules
+from tieconv.gate.settings import without_ellipsis as without_ellipsis
 from tieconv.live import is_module
 
 if TYPE_CHECKING:

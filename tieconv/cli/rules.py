@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from io import StringIO
-from typing import TYPE_CHECKING, ClassVar
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from io import StringIO, TextIOWrapper
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 import click
 from click.shell_completion import get_completion_class
 
-from tieconv.api.check import find_cases, find_rule, select_rules
+from tieconv.api.check import find_cases, find_rule, select_rules, without_ellipsis
 from tieconv.cli.options import common_options, complete_rules, json_option, rules_option
 from tieconv.cli.screen import document, echo, has_colour, paint, width
 from tieconv.install import documentation
-from tieconv.text import count, in_words
+from tieconv.text import count, in_words, shown
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -147,32 +149,80 @@ _WIDEST = 100
 """Columns beyond which a line of prose is hard to read."""
 
 
-@click.command("explain", short_help="Explain a rule, or the message of another program.")
-@click.argument("words", metavar="RULE|MESSAGE", nargs=-1, required=True, shell_complete=complete_rules)
+class _TextCommand(click.Command):
+    """A command whose arguments may start with a dash and a space, as rows and notes of a log do."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as Click does, without the dashes before a text."""
+        return super().parse_args(ctx, [re.sub(r"^\s*-+\s+(?=\S)", "", word) for word in args])
+
+
+@click.command("explain", cls=_TextCommand, short_help="Explain a rule, or the message of another program.")
+@click.argument("words", metavar="RULE|MESSAGE", nargs=-1, shell_complete=complete_rules)
 @common_options
-def explain_command(words: tuple[str, ...]) -> None:
+@click.pass_context
+def explain_command(ctx: click.Context, words: tuple[str, ...]) -> None:
     """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it.
 
     MESSAGE is what another program printed, best in quotes. Then the known causes are listed, with the rules that find
     them and a guide. A terminal shows the text rendered; a pipe gets its Markdown.
+
+    `tieconv explain - < LOG` reads a log, and explains the lines that it knows.
     """
-    rule = " ".join(words)
-    if cases := find_cases(rule):
-        if len(cases) > 1:
-            echo(f"{count(len(cases), 'cause')} can lead to this message. The files show which one it is.\n")
-        for name, case in cases.items():
-            echo(f"{paint(name, 'heading')} {case['symptom']}")
-            texts = {"Fix": case["fix"], "Rules": in_words(case["rules"], 9) if case["rules"] else ""}
-            texts["Guide"] = f"{case['title']} ({documentation(case['guide'])})"
-            for label, text in texts.items():
-                if text:
-                    echo(f"    {label}: {text}")
+    asked = " ".join(words)
+    if sys.stdin and (words == ("-",) or not (words or sys.stdin.isatty())):
+        asked, known = _explain_log(TextIOWrapper(sys.stdin.buffer, "utf-8", "replace"))
+        if known:
+            return
+    if not asked:
+        raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
+    if cases := find_cases(asked):
+        _print_cases(asked, cases)
         echo("\nRun: tieconv inspect MODEL")
         return
-    known_rule = find_rule(rule)
+    known_rule = find_rule(asked)
     echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")
     text = known_rule.documentation.strip()
     columns, colour = width(), has_colour()
     if columns or colour:
         text = rendered(text, min(columns or _WIDEST, _WIDEST), colour=colour)
     echo(text)
+
+
+def _print_cases(message: str, cases: Mapping[str, Mapping[str, Any]]) -> None:
+    if without_ellipsis(message):
+        echo("The message is cut off. This lists each one that it may be.")
+    if len(cases) > 1:
+        echo(f"{count(len(cases), 'cause')} can lead to this message. The files show which one it is.\n")
+    for name, case in cases.items():
+        echo(f"{paint(name, 'heading')} {case['symptom']}")
+        texts = {"Fix": case["fix"], "Rules": in_words(case["rules"], 9) if case["rules"] else ""}
+        texts["Guide"] = f"{case['title']} ({documentation(case['guide'])})"
+        for label, text in texts.items():
+            if text:
+                echo(f"    {label}: {text}")
+
+
+def _explain_log(log: TextIO) -> tuple[str, bool]:
+    """Explain each line of ``log`` whose cases no line before it had.
+
+    Return the last two lines, and whether any is known.
+    """
+    explained: set[tuple[str, ...]] = set()
+    before = line = ""
+    while text := log.readline(_LONGEST_LINE):
+        if not text.strip():
+            continue
+        before, line = line, text.strip()
+        # A program may wrap its message.
+        cases = find_cases(line, parts=False) or find_cases(f"{before}\n{line}", parts=False)
+        if cases and (*cases,) not in explained:
+            echo(f"{'' if not explained else chr(10)}> {shown(line)}\n")
+            _print_cases(line, cases)
+            explained.add((*cases,))
+    if explained:
+        echo("\nRun: tieconv inspect MODEL")
+    return f"{before}\n{line}".strip(), bool(explained)
+
+
+_LONGEST_LINE = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -93,50 +93,106 @@ def find_rule(word: str) -> Rule:
     raise unknown(word)
 
 
-def find_cases(message: str) -> dict[str, Mapping[str, Any]]:
-    """Return the cases of docs/cases.md whose message is in ``message``, or that contain it; or the case of this name.
+def find_cases(message: str, *, parts: bool = True) -> dict[str, Mapping[str, Any]]:
+    """Return the cases of docs/cases.md whose message is in ``message``; or the case of this name.
 
+    With ``parts``, a part of a message is enough. If ``message`` is cut off, each message that may continue it counts.
     Of a tensor's name, a wrapper's prefix and the last two parts count: models put different ones before them. If no
     message is alike, any number counts, and any tensor of the same kind (of a layer, a table).
     """
-    every: dict[str, Mapping[str, Any]] = json.loads(data_text(__name__, "cases.json"))
-    message = re.sub(r"\x1b\[[\d;]*m", "", message)
+    message = re.sub(r"\x1b\[[\d;]*m", "", message).translate(_STRAIGHT)
+    rows = _NOTE.sub("", message)  # the rows of a load report say more than the notes below them
+    if rows != message and (known := find_cases(rows, parts=parts)):
+        return known
+    message = re.sub(_BULLET, "", message)
+    begun = without_ellipsis(message)
+    message = begun or message
     # The first layer and tensors outside the layers are never surplus, so the messages of that case have another.
     layer = "layers." if re.search(r"\b(layers\.|\w+\.(?=\d+\.))[1-9]", message) else "layers.0"
     layer = "blk." if re.search(r"\bblk\.\d", message) else layer
-    # One table is as good as the other, and no layer is.
-    about_tables = f"(lm_head|embed_tokens)\\.{'bias' if '.bias' in message else 'weight'}"
-    is_table = re.search(rf"{_RUN}([\w.]+\.)?{about_tables}", message) and not _WRAPPED.search(message)
-    for simpler, about in (_comparable, ""), (_any_tensor, about_tables if is_table else re.escape(layer)):
+    about_table = ""
+    if not _WRAPPED.search(message) and (table := re.search(rf"{_RUN}(?:[\w.]+\.)?{_TABLE}", message)):
+        about_table = re.escape(table[1])
+    matching: set[str] = set()
+    for simpler, about in (_comparable, ""), (_any_tensor, about_table or re.escape(layer)):
         asked = simpler(message)
         matching = {
-            name: case
-            for name, case in every.items()
-            if name.lower() == asked
-            or any(
-                text in asked or (len(asked) >= _PART and asked in text)
-                for text in (simpler(text) for text in case["messages"] if re.search(about, text))
-            )
+            name
+            for name, text, alike in _messages(simpler)
+            if (alike in asked or (parts and len(asked) >= _PART and asked in alike)) and re.search(about, text)
         }
+        if asked.upper() in _catalogue():
+            matching = {asked.upper()}
         if matching or (_OTHER_HEAD.search(message) and "size mismatch" not in message):
-            return matching
-    return {}
+            break
+    if begun:
+        matching |= _continuing(begun)
+    return {name: case for name, case in _catalogue().items() if name in matching}
 
 
+_STRAIGHT = str.maketrans("‘’“”", "''\"\"")
+_NOTE = re.compile(r"^\s*-\s+(?:MISSING|UNEXPECTED|MISMATCH):.*$", re.MULTILINE)
+_BULLET = re.compile(r"^[ \t]*(?:[-*•>|][ \t]|\.\.\.|…)[ \t]*", re.MULTILINE)
 _RUN = r"(?<![\w.])"  # where a name begins: a search from each of its letters would take minutes for a long one
+_TABLE = r"((?:lm_head|embed_tokens)\.(?:weight|bias))"
 _WRAPPED = re.compile(rf"{_RUN}(?:_orig_mod|base_model|module)\.")
 _OTHER_HEAD = re.compile(r"\b(score|classifier|qa_outputs|predictions)\.")  # the head of a task, and not a layer
 _PART = 12  # characters of a part of a message that show which one it is
 
 
+@lru_cache(maxsize=1)
+def _catalogue() -> dict[str, Mapping[str, Any]]:
+    every: dict[str, Mapping[str, Any]] = json.loads(data_text(__name__, "cases.json"))
+    return every
+
+
+@lru_cache(maxsize=8)
+def _messages(simpler: Callable[[str], str]) -> tuple[tuple[str, str, str], ...]:
+    """Return each message with its case, as it is and simplified."""
+    return tuple((name, text, simpler(text)) for name, case in _catalogue().items() for text in case["messages"])
+
+
+def without_ellipsis(message: str) -> str:
+    """Return the message without the ellipsis that cuts it off; empty if it is whole."""
+    cut = re.search(r"(?:…|\.\.\.)['\"\s]*\Z", message)
+    return message[: cut.start()] if cut else ""
+
+
+def _continuing(begun: str) -> set[str]:
+    """Return the cases with a message of which ``begun`` ends with the start, of a cut name with any name."""
+    text = _plain(begun)
+    if "were not initialized from the model checkpoint" in text and "newly initialized:" not in text:
+        text = "newly initialized:"  # transformers 4 says next which weights these are
+    nameless = re.sub(rf"{_RUN}\w+[._][\w.]*\Z", "", text)
+    layer = "layers." if re.search(r"\b(?:layers|blk|h)\.[\w.]*\Z", text) else ""
+    for start, about in (text, ""), (nameless, layer):
+        ends = [start[-length:] for length in range(_PART, min(len(start), _LONGEST) + 1)]
+        cases = {
+            name
+            for name, _, alike in _messages(_plain)
+            if about in alike and any(alike.startswith(end) for end in ends)
+        }
+        if cases:
+            return cases
+    return set()
+
+
+_LONGEST = 200  # characters of a cut message that are compared
+
+
+def _plain(message: str) -> str:
+    return " ".join(re.sub("[`'\"]", "", message.lower()).split()).rstrip(" |")
+
+
 def _comparable(message: str) -> str:
     names = rf"{_RUN}[\w.]+\.(\w+\.(?:weight|bias))\b"
     last_two = re.sub(names, lambda name: name[1] + "<wrapped>" * bool(_WRAPPED.match(name[0])), message.lower())
-    return " ".join(re.sub("[`'\"]", "", last_two).split())
+    file = r"(?<!\S)\S{0,999}/(?=model)|(?<!\d)\d{5}(?=-of-\d)|(?<=-of-)\d{5}"  # a folder and the numbers of a shard
+    return _plain(re.sub(file, "", last_two))
 
 
 def _any_tensor(message: str) -> str:
-    text = " ".join(re.sub("[`'\"]", "", message.lower()).split())
+    text = _plain(message)
     text = re.sub(rf"{_RUN}[\w.]*lora_\w+[\w.]*|\b(?:_orig_mod|base_model|module)\.[\w.]+", "<wrapped>", text)
     text = re.sub(rf"{_RUN}[\w.]*\blayers\.[\w.…]+|{_RUN}[\w.]+\.(?:weight|bias)\b", "<tensor>", text)
     return re.sub(r"\d+", "#", re.sub(r"<tensor>(?:, <tensor>)+", "<tensor>", text))
@@ -145,10 +201,33 @@ def _any_tensor(message: str) -> str:
 def unknown(word: str, where: str = "") -> SettingsError:
     """Return the error for a word that is neither a rule's code nor its name."""
     prefix = f"{where}: " if where else ""
-    if " " in word and not where:
+    if " " in word.strip() and not where:
         hint = f"look at the files: tieconv inspect MODEL; all cases are in {documentation('cases.md')}"
-        return SettingsError("No known case matches this message", hint, "case.unknown")
+        if re.search(r"\bLOAD REPORT\b", word):
+            hint = "give a row of this load report, such as: tieconv explain 'lm_head.weight | MISSING |'"
+        return SettingsError("No known case matches this message", _similar(word) + hint, "case.unknown")
     return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not a rule", _meant(word), "rule.unknown")
+
+
+def _similar(message: str) -> str:
+    """Return the question whether the most similar case or rule is meant; empty if none is similar."""
+    named = {rule.name: f"{rule.code} ({rule.name})" for rule in rules()}
+    for name in close("-".join(message.lower().split()), named):
+        return f"did you mean {named[name]}? "
+    words = set(re.findall(_WORD, message.lower()))
+    alike = []
+    for name, _, text in _messages(_plain):
+        catalogued = set(re.findall(_WORD, text))
+        if len(both := words & catalogued) >= _ALIKE:
+            alike.append((len(both) / len(catalogued), name))
+    share, name = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
+    if share < _ENOUGH:
+        return ""
+    return f"did you mean {name} ({_catalogue()[name]['symptom'].rstrip('.')})? See: tieconv explain {name}. Or "
+
+
+_WORD, _ALIKE, _ENOUGH = r"[a-z_]{4,}", 3, 0.6
+"""A word, how many of them must be the same, and which share of those in the message."""
 
 
 def _meant(word: str) -> str:
