@@ -326,6 +326,26 @@ def test_other_files_are_told_and_not_judged(pair) -> None:
     assert note == "these files may hold other models, which were not compared: onnx/model.onnx"
 
 
+def test_files_that_change_the_function(pair) -> None:
+    """An adapter beside the weights, which transformers adds, and code that the config runs."""
+    a, b = pair("llama-tied")
+    (b / "adapter_config.json").write_text("{}")
+    (b / "adapter_model.safetensors").write_bytes(b"an adapter")
+    (reason,) = diff(a, b)["reasons"]
+    assert reason.startswith("adapter_config.json and adapter_model.safetensors, which transformers adds")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(b / name, a / name)
+    (a / "modeling.py").write_text("1")
+    (b / "modeling.py").write_text("2")
+    assert diff(a, b)["same_function"]  # no config runs it
+    for folder in (a, b):
+        configure(folder, auto_map={"AutoModel": "modeling.Model"})
+    document = diff(a, b)
+    assert not document["same_function"] and document["reasons"] == [
+        "modeling.py, the code that trust_remote_code runs"
+    ]
+
+
 def test_an_unknown_architecture_is_told(model) -> None:
     """Ties of a class that no table knows are seen through once they are named."""
     folders = [model("llama-tied"), model("llama-duplicated")]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.run import run
 from tieconv import TieconvError, check
 from tieconv.api.check import expand, read_lists
 from tieconv.gate.model_sources import Choice
@@ -61,7 +62,6 @@ def test_a_list_that_is_missing(work: Path) -> None:
         ({}, ("runs/new", "runs/old")),
         ({"include": ["n*"]}, ("runs/new",)),
         ({"include": ["runs/o*"]}, ("runs/old",)),
-        ({"exclude": ["runs/**"]}, ()),
         ({"newer_than": "7d"}, ("runs/new",)),
         ({"newer_than": "2001-01-01"}, ("runs/new", "runs/old")),
         ({"newer_than": "2001-01-01T12:00", "exclude": ["new"]}, ("runs/old",)),
@@ -69,6 +69,39 @@ def test_a_list_that_is_missing(work: Path) -> None:
 )
 def test_filters(work: Path, options: dict[str, object], expected: tuple[str, ...]) -> None:
     assert expand(["runs"], **options) == expected  # type: ignore[arg-type]
+
+
+def test_patterns_that_leave_no_model(work: Path) -> None:
+    """A gate that checks no model would pass. No model may be new enough, as in a nightly job."""
+    for patterns in (
+        {"include": ["absent*"]},
+        {"exclude": ["runs/**"]},
+        {"include": ["x"], "newer_than": "2999-01-01"},
+    ):
+        with pytest.raises(TieconvError, match="no model passes --include and --exclude"):
+            expand(["runs"], **patterns)  # type: ignore[arg-type]
+    assert expand(["runs"], include=["n*"], newer_than="2999-01-01") == ()
+
+
+def test_a_link_that_the_search_does_not_follow(work: Path) -> None:
+    """A note names it, unless its model is checked under another name."""
+    (work / "elsewhere").mkdir()
+    (work / "runs/new").rename(work / "elsewhere/new")
+    (work / "runs/linked").symlink_to(work / "elsewhere/new")
+    (work / "runs/latest").symlink_to("old")
+    (work / "runs/empty").symlink_to(work / "elsewhere")
+    result = run("check runs --fail-on error")
+    assert "note: not checked: runs/linked; a search follows no link, so name the model\n" in result.stderr
+
+
+def test_resume_reads_a_changed_model_again(work: Path) -> None:
+    """Also if its size and its time stay."""
+    words = "check runs/new --resume run.jsonl"
+    path = work / "runs/new/model.safetensors"
+    first, before = run(words), path.stat()
+    path.write_bytes(b"\xff" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "could not be read" not in first.stdout and "could not be read" in run(words).stdout
 
 
 def test_a_filter_sees_the_name_of_the_working_directory(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

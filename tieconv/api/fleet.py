@@ -18,7 +18,8 @@ from tieconv.text import shown
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from tieconv.gate.fleet_runs import ListedContent, Task
+    from tieconv.gate.fleet_runs import Task
+    from tieconv.gate.model_sources import ListedContent
     from tieconv.gate.policy import Policy
 
 

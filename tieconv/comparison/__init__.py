@@ -11,7 +11,7 @@ from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences, quantised_config
 from tieconv.comparison.pair import HEAD_BIAS, Outcome, Pair, Relations, Source, View, loaded, parameters, untold
 from tieconv.inspection.declared import same_order, type_may_change
-from tieconv.text import count, listed, shown
+from tieconv.text import count, in_words, listed, shown
 
 __all__ = ["compare"]
 
@@ -25,8 +25,8 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     matrices = tuple(matrix_differences(a, b, tensors, reader))
     floats = (_dtypes(a.checkpoint) | _dtypes(b.checkpoint)) & FLOATS
     config = compare_configs(quantised_config(a), quantised_config(b), floats)
-    reasons = tuple(_reasons(a, b, pairs, tensors, config))
     files = tuple(compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b))
+    reasons = tuple(_reasons(a, b, pairs, tensors, config, files))
     return results.Comparison(
         a=_side(a),
         b=_side(b),
@@ -104,6 +104,7 @@ def _reasons(
     pairs: Sequence[tuple[View, View]],
     tensors: tuple[results.TensorDifference, ...],
     config: tuple[results.ConfigDifference, ...],
+    files: tuple[results.FileDifference, ...],
 ) -> Iterator[str]:
     if tensors:
         first = tensors[0]
@@ -124,6 +125,13 @@ def _reasons(
             yield f"another order of {names}, which differ and of which {loader} keeps the one that it reads last"
     if (a.checkpoint.config is None) is not (b.checkpoint.config is None):
         yield "one has a config.json and the other none"
+    paths = [difference.name for difference in files]
+    adapted = any("adapter_config.json" in model.checkpoint.companions for model in (a, b))
+    if adapter := [name for name in paths if adapted and name.startswith(("adapter_config.", "adapter_model."))]:
+        yield f"{in_words(adapter)}, which transformers adds to the model if peft is installed"
+    coded = any("auto_map" in model.checkpoint.config_values for model in (a, b))
+    if code := [name for name in paths if coded and name.endswith(".py")]:
+        yield f"{in_words(code)}, the code that trust_remote_code runs"
 
 
 _WEIGHTS = (".onnx", ".onnx_data", ".onnx.data", ".gguf", ".safetensors", ".bin", ".pt", ".pth")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
-from tieconv.errors import DestinationError, RefusedError, explained
+from tieconv.errors import DestinationError, RefusedError, TieconvError, explained
 from tieconv.formats.strict_json import line_of, parse_line
-from tieconv.gate.model_sources import is_weight
+from tieconv.gate.model_sources import is_weight, listed_content
 from tieconv.gate.policy import Policy
 from tieconv.gate.workers import Workers, each
 from tieconv.reporters.ci.check_json import report_of as parsed_report
@@ -36,25 +36,39 @@ class RunFile:
     """The results of an earlier run by the model's source, to which this run adds its own.
 
     ``asked`` holds the options of the run; results of a run with other options do not count. Models that could not be
-    read are tried again.
+    read are tried again, as are local models that have changed since.
     """
 
     def __init__(self, path: str, asked: Mapping[str, object]) -> None:
         self._file = LineFile(path, RUN_SCHEMA)
         self._asked = {"tieconv": VERSION, **asked}
-        self.known: dict[str, CheckedModel] = {}
-        for model in self._file.read(self._parsed):
-            if model is not None:
-                self.known[model.source] = model
+        self._now: dict[str, str | None] = {}
+        read = (known for known in self._file.read(self._parsed) if known is not None)
+        self._read = {model.source: (model, fingerprint) for model, fingerprint in read}
 
-    def _parsed(self, line: bytes) -> CheckedModel | None:
+    def _parsed(self, line: bytes) -> tuple[CheckedModel, object] | None:
         entry = parse_line(line, RUN_SCHEMA)
         model = model_of(entry)
-        return model if entry.get("asked") == self._asked and model.failure is None else None
+        same = entry.get("asked") == self._asked and model.failure is None
+        return (model, entry.get("fingerprint")) if same else None
+
+    def known(self, paths: Iterable[str]) -> dict[str, CheckedModel]:
+        """Return the models of the file that are unchanged. No request is made for a remote one."""
+        self._now = {path: None if "://" in path else _fingerprint(path) for path in paths}
+        read = ((path, *self._read[path]) for path in self._now if path in self._read)
+        return {path: model for path, model, fingerprint in read if fingerprint == self._now[path]}
 
     def add(self, model: CheckedModel) -> None:
         """Append a model after the existing lines. Raises `DestinationError`."""
-        self._file.append(line_of(entry_of(model, self._asked), RUN_SCHEMA))
+        listed = {"fingerprint": self._now[model.source]}
+        self._file.append(line_of(entry_of(model, self._asked, **listed), RUN_SCHEMA))
+
+
+def _fingerprint(path: str) -> str | None:
+    try:
+        return listed_content(path).fingerprint
+    except (TieconvError, OSError):
+        return ""  # reading it reports why
 
 
 def entry_of(model: CheckedModel, asked: Mapping[str, object], **listed: object) -> dict[str, object]:
@@ -165,7 +179,7 @@ def in_memory_too(report: CheckReport, policy: Policy, inspections: Iterable[Ins
 def _examined(
     inspect: Inspect, paths: list[str], jobs: int, record: RunFile | None, executor: Executor | None
 ) -> Iterator[CheckedModel]:
-    known = record.known if record else {}
+    known = record.known(paths) if record else {}
     unknown = [path for path in paths if path not in known]
     workers = Workers(jobs, executor, clean=any(map(is_object, unknown)))
     fresh = each(partial(examine, inspect), unknown, workers, lost_model)

@@ -22,46 +22,12 @@ from tieconv.errors import SettingsError, TieconvError
 from tieconv.execute.tree import walk
 from tieconv.formats.strict_json import LAST_SECOND, line_of, parse_json, parse_line, real, whole
 from tieconv.gate.examine import RUN_SCHEMA, Inspect, entry_of, examine, model_of
-from tieconv.gate.model_sources import holds_weights
+from tieconv.gate.model_sources import ListedContent, holds_weights, listed_content
 from tieconv.gate.workers import Workers, unordered
-from tieconv.sources import is_hub, is_object
-from tieconv.sources.local import locate
+from tieconv.sources import is_object
 from tieconv.sources.user_files import LIMIT, LineFile, read_bytes, unwritable, write_text
 from tieconv.text import shell_word, shown
 from tieconv.version import VERSION
-
-# Identify the content of a model by its listing, without reading its files.
-
-
-@record
-class ListedContent:
-    """What a listing says about a model.
-
-    ``fingerprint`` is a commit on the Hub, or a SHA-256 of names, sizes and ETags. For local files it is a SHA-256 of
-    names, sizes, times and inodes. ``bytes`` is the size of all files.
-    """
-
-    fingerprint: str
-    bytes: int
-
-
-def listed_content(source: str) -> ListedContent:
-    """List a model. Raises `TieconvError` or ``OSError`` if it cannot be listed."""
-    if is_object(source):
-        from tieconv.sources.objects.source import open_model
-
-        with open_model(source) as (listing, _, fingerprint):
-            return ListedContent(fingerprint, sum(listing.entries.values()))
-    if is_hub(source):
-        from tieconv.sources.hub.source import open_model as open_hub_model
-
-        with open_hub_model(source) as (listing, _, commit):
-            return ListedContent(commit, sum(listing.entries.values()))
-    listing = locate(source)
-    states = [(name, os.stat(os.path.join(listing.root, name))) for name in listing.entries]
-    entries = [(name, state.st_size, state.st_mtime_ns, state.st_ino) for name, state in states]
-    return ListedContent(hashlib.sha256(json.dumps(entries).encode()).hexdigest(), sum(listing.entries.values()))
-
 
 # RUNS, the directory of a run over many models: a line for each result, and the list of models.
 #

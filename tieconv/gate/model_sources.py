@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from tieconv.formats.gguf import models_among
 from tieconv.gate.settings import matches
 from tieconv.sources import is_hub, is_object
 from tieconv.sources.hub import is_pattern
+from tieconv.sources.local import locate
 from tieconv.sources.objects.source import directories, fixed_part, is_prefix, open_model
 from tieconv.sources.user_files import read_text
 from tieconv.text import shell_word, shown
@@ -130,6 +132,14 @@ def _is_skipped(directory: str) -> bool:
     return hidden or os.path.islink(directory) or os.path.lexists(os.path.join(directory, "pyvenv.cfg"))
 
 
+def linked_models(root: str) -> Iterator[str]:
+    """Yield the symlinks below ``root`` to directories with weights, which the search does not follow."""
+    for directory, subdirectories, _ in os.walk(root):
+        paths = [os.path.join(directory, name) for name in sorted(subdirectories)]
+        yield from (path for path in paths if os.path.islink(path) and holds_weights(path))
+        subdirectories[:] = [os.path.basename(path) for path in paths if not _is_skipped(path)]
+
+
 def holds_weights(directory: str) -> bool:
     """Return whether a directory holds a weight file, or cannot be listed."""
     try:
@@ -162,12 +172,16 @@ class Choice:
     exclude: tuple[str, ...] = ()
     newer_than: float | None = None
 
+    def names(self, source: str) -> bool:
+        """Return whether a model passes the patterns."""
+        if any(_matches(pattern, source) for pattern in self.exclude):
+            return False
+        return not self.include or any(_matches(pattern, source) for pattern in self.include)
+
     def chooses(self, model: Dated) -> bool:
         """Return whether a model passes the filters. May make a request to learn its age."""
         source, when = model
-        if any(_matches(pattern, source) for pattern in self.exclude):
-            return False
-        if self.include and not any(_matches(pattern, source) for pattern in self.include):
+        if not self.names(source):
             return False
         return self.newer_than is None or (modified(source) if when is None else when) >= self.newer_than
 
@@ -215,11 +229,17 @@ def read_list(source: str) -> list[str]:
 
 
 def chosen_models(sources: Iterable[str], choice: Choice) -> tuple[str, ...]:
-    """Return the models of the arguments, each once. Raises `UnreadableError` if a pattern or prefix has none."""
+    """Return the models of the arguments, each once.
+
+    Raises `UnreadableError` if a pattern or prefix has none, or if ``include`` and ``exclude`` leave none.
+    """
+    sources = tuple(sources)
     models: list[str] = []
     for source in sources:
         passed = (name for name, when in _expanded(source, choice) if choice.chooses((name, when)))
         models += islice(passed, choice.limit) if is_pattern(source) or is_prefix(source) else passed
+    if not models and not any(choice.names(name) for source in sources for name, _ in _expanded(source, choice)):
+        raise UnreadableError("no model passes --include and --exclude", "check the patterns", "check.filters")
     return tuple(dict.fromkeys(models))
 
 
@@ -290,3 +310,38 @@ def _modified_locally(source: str) -> float:
             return max((entry.stat().st_mtime for entry in entries if entry.is_file()), default=0.0)
     except OSError:
         return math.inf
+
+
+# Identify the content of a model by its listing, without reading its files.
+
+
+@record
+class ListedContent:
+    """What a listing says about a model.
+
+    ``fingerprint`` is a commit on the Hub, or a SHA-256 of names, sizes and ETags. For local files it is a SHA-256 of
+    names, sizes, times and inodes. ``bytes`` is the size of all files.
+    """
+
+    fingerprint: str
+    bytes: int
+
+
+def listed_content(source: str) -> ListedContent:
+    """List a model. Raises `TieconvError` or ``OSError`` if it cannot be listed."""
+    if is_object(source):
+        from tieconv.sources.objects.source import open_model
+
+        with open_model(source) as (listing, _, fingerprint):
+            return ListedContent(fingerprint, sum(listing.entries.values()))
+    if is_hub(source):
+        from tieconv.sources.hub.source import open_model as open_hub_model
+
+        with open_hub_model(source) as (listing, _, commit):
+            return ListedContent(commit, sum(listing.entries.values()))
+    import hashlib  # only a run over many models needs it
+
+    listing = locate(source)
+    states = [(name, os.stat(os.path.join(listing.root, name))) for name in listing.entries]
+    entries = [(name, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino) for name, state in states]
+    return ListedContent(hashlib.sha256(json.dumps(entries).encode()).hexdigest(), sum(listing.entries.values()))

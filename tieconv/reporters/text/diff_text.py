@@ -36,7 +36,7 @@ def render(comparison: results.Comparison, paint: Paint = plain, width: int | No
         blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
     if comparison.files:
         rows = ((shown(file.name), _ONLY.get(file.contrast, file.contrast)) for file in comparison.files)
-        blocks.append("\n".join([paint("other files (not part of the answer)", "heading"), *_limited(rows, width)]))
+        blocks.append("\n".join([paint("other files", "heading"), *_limited(rows, width)]))
     blocks.append("\n".join(_verdict(comparison, paint, width)))
     return "\n\n".join(blocks)
 
