@@ -13,7 +13,7 @@ _REQUIREMENT = re.compile(rf"(?<!-e )'(?:tieconv|\.){_EXTRAS}(?: @ git\+[^'\s]+)
 _FIXTURE = "fixtures/models/llama-duplicated"
 _BLOCK = re.compile(r"(<!-- install(?:: (?P<part>first|once))? -->\n```sh\n).*?(```)", re.DOTALL)
 """With ``: first``, the block is one command, the main job; with ``: once`` it installs nothing."""
-_USES = re.compile(r"uses: (?:\./tieconv\b|[\w-]+/tieconv@v[\d.]*\d)")
+_USES = re.compile(r"uses: (?:\./\.?tieconv\b|[\w-]+/tieconv@v[\d.]*\d)")
 _HOOK = re.compile(r"repo: (?:\.\./tieconv|https://github\.com/[\w-]+/tieconv)(\n +rev: )(?:COMMIT|v[\d.]*\d)")
 _CLONE = re.compile(r"(<!-- until a release -->\n).*?(<!-- end -->)", re.DOTALL)
 """Without an address of the repository, CI uses a clone."""
@@ -22,7 +22,8 @@ _ADDRESS = re.compile(
 )
 """Lines of CITATION.cff and pyproject.toml, which are comments while the account is unknown."""
 _IN_CLONE = """\
-tieconv is not released yet. `./tieconv` below is a clone inside your repository: `git submodule add CLONE tieconv`.
+tieconv is not released yet. `./.tieconv` below is a clone inside your repository: `git submodule add CLONE .tieconv`.
+The clone holds faulty models for tests. `tieconv check .` skips directories whose name starts with a dot.
 Check it out with `submodules: true`. In the pre-commit hook, `../tieconv` is a clone beside your repository.
 Replace `COMMIT` by the output of `git -C ../tieconv rev-parse HEAD`: pre-commit warns of a `rev` that moves.
 
@@ -33,7 +34,7 @@ def fill(text: str) -> str:
     """Return the page with every address and every install line as the settings have them."""
     name = version.REPOSITORY.removeprefix("https://github.com/")
     clone = name.startswith("OWNER/")
-    text = _USES.sub("uses: ./tieconv" if clone else f"uses: {name}@v{version.VERSION}", text)
+    text = _USES.sub("uses: ./.tieconv" if clone else f"uses: {name}@v{version.VERSION}", text)
     hook = r"../tieconv\1COMMIT" if clone else rf"{version.REPOSITORY}\1v{version.VERSION}"
     text = _HOOK.sub(f"repo: {hook}", text)
     text = _CLONE.sub(rf"\1{_IN_CLONE if clone else ''}\2", text)

@@ -140,7 +140,7 @@ def test_one_setting_changes_every_address(chosen: pytest.MonkeyPatch) -> None:
 def test_no_page_shows_the_placeholder() -> None:
     """Until there is an address, CI uses a clone; afterwards the same lines name the repository."""
     text = addresses.fill(PAGE.partition("\n")[2])
-    assert "uses: ./tieconv\n" in text and "repo: ../tieconv\n    rev: COMMIT\n" in text and "OWNER" not in text
+    assert "uses: ./.tieconv\n" in text and "repo: ../tieconv\n    rev: COMMIT\n" in text and "OWNER" not in text
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         assert "OWNER" not in page.read_text(encoding="utf-8"), page
 

@@ -51,7 +51,9 @@ class Stage:
         # Like an installed Python: it finds tieconv, and nothing in the working directory.
         call = f'exec env PYTHONPATH={ROOT} {sys.executable} -P "$@"'
         script(self.bin / "python", f'[ "$1" != -I ] || shift\n{call}')
-        script(self.bin / "python3", f'[ "$1" != -I ] || shift\n{call}')
+        environment = 'if [ "$2" = venv ]; then mkdir -p "$3/bin"; touch "$3/bin/activate"; exit; fi'
+        script(self.bin / "python3", f'{environment}\n[ "$1" != -I ] || shift\n{call}')
+        script(self.bin / "pip", f'printf "%s\\n" "$@" > {folder}/installed')
         script(self.bin / "hf", f'printf "%s\\n" "$@" > {folder}/uploaded')
         names = ("summary", "output")
         self.files = {name: folder / name for name in names}
@@ -64,19 +66,26 @@ class Stage:
             "GITHUB_STEP_SUMMARY": str(self.files["summary"]),
             "GITHUB_OUTPUT": str(self.files["output"]),
             "GITHUB_WORKSPACE": str(self.work),
+            "WORKSPACE_TMP": str(folder),
+            "TIECONV": "tieconv.whl",
             "LANG": "C.UTF-8",
         }
 
     def answer(self, code: int, report: str) -> None:
         (self.folder / "report.json").write_text(report)
         noting = f"printf '%s\\0' \"$@\" > {self.folder}/arguments"
-        given = 'for word in "$@"; do case $word in junit|sarif|markdown) format=$word;; esac; done\n'
-        printed = f'{sys.executable} -P -m tieconv.reporters.ci.formats "$format" < {self.folder}/report.json'
-        script(
-            self.bin / "tieconv",
-            f'{noting}\nformat=json\n{given}if [ "$format" = json ]; then cat {self.folder}/report.json; '
-            f"else PYTHONPATH={ROOT} {printed}; fi\nexit {code}",
-        )
+        printed = f"env PYTHONPATH={ROOT} {sys.executable} -P -m tieconv.reporters.ci.formats"
+        asked = """format=text
+        while [ $# -gt 0 ]; do
+          case $1 in
+            --format) format=$2;;
+            --report) $printed "${2%%=*}" < "$report" > "${2#*=}";;
+          esac
+          shift
+        done
+        if [ "$format" = json ]; then cat "$report"; else $printed "$format" < "$report"; fi"""
+        head = f'{noting}\nreport={self.folder}/report.json printed="{printed}"'
+        script(self.bin / "tieconv", f"{head}\n{asked}\nexit {code}")
 
     def run(self, text: str, **env: str) -> subprocess.CompletedProcess[str]:
         call = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", text]
@@ -170,7 +179,7 @@ def test_actions_and_recipes_use_inputs_that_exist() -> None:
     jobs = [*GATE["jobs"].values()]
     for name in (".github/workflows/model.yml", ".github/workflows/release.yml"):
         jobs += yaml.safe_load(BLOCKS[name])["jobs"].values()
-    used = [step for job in jobs for step in job["steps"] if re.match(r"\./$|\./tieconv$", step.get("uses", ""))]
+    used = [step for job in jobs for step in job["steps"] if re.match(r"\./$|\./\.tieconv$", step.get("uses", ""))]
     assert len(used) == 4
     for step in used:
         assert set(step["with"]) <= set(ACTION["inputs"])
@@ -277,8 +286,10 @@ def test_recipes_fail_when_the_gate_does(stage: Stage, text: str, code: int) -> 
     assert done.returncode == code, done.stderr
     assert (stage.folder / "uploaded").exists() is ("hf upload" in text and code == 0)
     assert stage.arguments[0] == "check"
-    for name in re.findall(r"> (\S+\.\w+)", text):
+    reports = re.findall(r"(?:> |--report \w+=)(\S+\.\w+)", text)
+    for name in reports:
         assert (stage.work / name).stat().st_size, name
+    assert "--report" not in text or "models/" in done.stdout, "the log says which model failed"
     for name in stage.work.glob("*.xml"):
         readers.strict_junit(name.read_text())
 
