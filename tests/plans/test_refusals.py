@@ -430,6 +430,37 @@ def test_resize_changes_an_encoder_and_leaves_shared_rows_alone(tmp_path: Path) 
     assert refusal(tieconv.plan_resize, shared, to="9999").code == "resize.shared"
 
 
+def test_a_variant_is_not_left_behind(tmp_path: Path) -> None:
+    """With a changed flag or size, from_pretrained(variant="fp16") gets a random head, or fails."""
+    tied, untied = (
+        save(tmp_path / "tied", TIED, llama(head=matrix())),
+        save(tmp_path / "m", UNTIED, llama(head=matrix())),
+    )
+    for name in ("model.fp16.safetensors", "model-00001-of-00002.fp16.safetensors", "consolidated.safetensors"):
+        for path in (tied, untied):
+            (path / name).write_bytes((path / "model.safetensors").read_bytes())
+        for function, path, options in (
+            (tieconv.plan_untie, tied, {}),
+            (partial(tieconv.plan_set_tie, "false"), tied, {}),
+            (tieconv.plan_retie, untied, {}),
+            (tieconv.plan_resize, untied, {"to": VOCAB + 8}),
+        ):
+            error = refusal(function, path, **options)
+            assert error.code == "layout.beside" and f"{name} holds the weights of the same model" in str(error)
+        for plan in (
+            tieconv.plan_dedup(tied),
+            tieconv.plan_retie(tied),
+            tieconv.plan_untie(untied),
+            tieconv.plan_convert("safetensors", untied, max_shard_size=200),
+        ):
+            assert name in {link.name for link in plan.plan.links}
+        for path in (tied, untied):
+            (path / name).unlink()
+    (tied / "original").mkdir()
+    (tied / "original" / "consolidated.safetensors").write_bytes(b"")
+    assert not tieconv.plan_untie(tied).plan.changes_nothing
+
+
 FORCE = {"force": True}
 CASES: dict[str, tuple[Config, Tensors, dict[str, object]]] = {
     "untied copy": (UNTIED, llama(head=matrix()), {}),

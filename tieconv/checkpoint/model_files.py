@@ -125,6 +125,8 @@ class _Tensors:
 
 _NATIVE = r"(.*/)?consolidated[^/]*\.safetensors"
 """The weight files of Mistral's own tools, beside a `params.json`; vLLM looks for them in every folder."""
+VARIANT = re.compile(r"(pytorch_)?model(\.\w+(-\d{5}-of-\d{5})?|-\d{5}-of-\d{5}\.\w+)\.(safetensors|bin)")
+"""Names that `save_pretrained(variant=...)` writes. Loaders read them only if `variant` selects them."""
 
 
 _SENTENCE_TRANSFORMERS = frozenset({"modules.json", "config_sentence_transformers.json"})
@@ -232,6 +234,12 @@ class Checkpoint(_Tensors):
         """The first weight file in Mistral's own format, at any depth; empty if there is none."""
         names = (name for name in (*self.states, *self.companions) if re.fullmatch(_NATIVE, name))
         return min(names, key=lambda name: (name.count("/"), name), default="")
+
+    @property
+    def also_weights(self) -> tuple[str, ...]:
+        """Files beside the weights that hold the same model: its variants, and Mistral's own format."""
+        top = (name for name in self.companions if "/" not in name)
+        return tuple(name for name in top if VARIANT.fullmatch(name) or re.fullmatch(_NATIVE, name))
 
     def file(self, name: str) -> WeightFile:
         """Return the weight file with this name; raise ``KeyError`` if there is none."""

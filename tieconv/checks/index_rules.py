@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from tieconv.architectures.lookup import is_draft
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, WEIGHTS_KEY, Layout, unlisted_parts, weight_map
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, VARIANT, WEIGHTS_KEY, Layout, unlisted_parts, weight_map
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers_files import opened, stops_at_index
@@ -192,7 +191,7 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
             continue  # IDX002
         if orphans == {"adapter_model.safetensors"} and evidence.adapter_beside(inspection):
             continue  # loaders use it: PEF006
-        files = {file.name for file in inspection.checkpoint.orphans if not _VARIANT.fullmatch(file.name)}
+        files = {file.name for file in inspection.checkpoint.orphans if not VARIANT.fullmatch(file.name)}
         shadows = (shadow for shadow in inspection.shadows if shadow.differs and shadow.file in files)
         different = tuple(dict.fromkeys(shadow.name for shadow in shadows))
         message = evidence.capital(caution.message)
@@ -200,10 +199,6 @@ def orphan_file(inspection: Inspection) -> Iterator[Finding]:
             has = evidence.clause(different, "has", "have")
             message = f"{message}. {has} other values there."
         yield orphan_file.finding(message, different, level=Level.WARNING if different else None)
-
-
-_VARIANT = re.compile(r"model\.\w+(-\d{5}-of-\d{5})?\.safetensors|model-\d{5}-of-\d{5}\.\w+\.safetensors")
-"""Names that `save_pretrained(variant=...)` writes. Loaders read them only if `variant` selects them."""
 
 
 @rule("IDX006", "no-index", Level.ERROR)
