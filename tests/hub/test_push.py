@@ -290,6 +290,67 @@ def test_dot_files_stay_here(changed: Path, hub: Hub, tieconv: Run) -> None:
         assert refused.returncode == 2 and says in refused.stderr
 
 
+def test_secrets_stay_here_in_any_case(tmp_path: Path) -> None:
+    """Names of keys and tokens are private, and those of a tokenizer are not."""
+    from tieconv.sources.hub.push import is_private
+
+    secrets = (
+        "ID_RSA", "id_rsa.bak", "id_ecdsa", "server.PEM", "key.p12", "TOKEN", "hf_token", "hf_token.txt", "token.txt",
+        "Credentials.json", "aws_credentials", "my.credentials", "secrets.json", "service-account.json", "kubeconfig",
+        "access_token", "sub/Secrets.yaml",
+    )  # fmt: skip
+    models = (
+        "tokenizer.json", "tokenizer.model", "token_map", "special_tokens_map.json", "added_tokens.json",
+        "hf_tokenizer.json", "tokenizer_config.json", "model.safetensors", "keys.safetensors", "README.md",
+    )  # fmt: skip
+    assert [name for name in secrets if not is_private(name)] == []
+    assert [name for name in models if is_private(name)] == []
+
+
+CHANGES = """
+import os, sys, tieconv
+from huggingface_hub import HfApi
+planned = tieconv.plan_push(sys.argv[1], "hf://org/m")
+commit = HfApi.create_commit
+
+def change():
+    path = os.path.join(sys.argv[1], sys.argv[3])
+    data = open(path, "rb").read()
+    open(path, "wb").write(data[:-1] + bytes([data[-1] ^ 1]))
+
+def committed(*words, **options):
+    done = commit(*words, **options)
+    change()
+    return done
+
+if sys.argv[2] == "before":
+    change()
+elif sys.argv[2] == "gone":
+    os.unlink(os.path.join(sys.argv[1], sys.argv[3]))
+else:
+    HfApi.create_commit = committed
+try:
+    tieconv.push(planned)
+except tieconv.TieconvError as error:
+    print(error.code, error.message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "when"), [("model.safetensors", "before"), ("README.md", "gone"), ("config.json", "after")]
+)
+def test_only_planned_bytes_are_pushed(name: str, when: str, changed: Path, hub: Hub, python: Run) -> None:
+    """A file that changes after the plan, as at the question, is not uploaded, or the commit is named."""
+    (changed / "README.md").write_text("planned")
+    printed = sound(python(CHANGES, changed, when, name, HF_TOKEN=TOKEN)).stdout
+    if when == "after":
+        assert printed.startswith(f"push.changed {name} changed during the upload, so its description"), printed
+        assert "/org/m/discussions/" in printed and len(hub.commits) == 1
+    else:
+        assert printed == f"plan.stale {name} changed after the plan was made, so nothing was pushed\n"
+        assert hub.commits == []
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [

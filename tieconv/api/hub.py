@@ -57,6 +57,9 @@ def plan_push(
         file_changes = changes(hub_files.snapshot, local[0], local[1], used, kept_back)  # type: ignore[arg-type]
         left_out = grouped((*kept_back, *local[0].special), local[0].root)
         same = set(local[0].entries) - {change.name for change in file_changes}
+        uploaded = [change.name for change in file_changes if change.kind != "delete"]
+        read = after.checkpoint.states
+        states = {name: read.get(name) or local[1].state(name) for name in uploaded}
         push_effects = effects(before, after, (hub_files, local[1]), same, compares=compares)
     return Push(
         directory=str(directory),
@@ -69,6 +72,7 @@ def plan_push(
         effects=push_effects,
         changes=file_changes,
         left_out=left_out,
+        states=states,
     )
 
 
@@ -87,7 +91,10 @@ def _guarded(directory: str | Path, remote: Model, local: Model) -> HubFiles:
 
 
 def push(planned: Push) -> Push:
-    """Upload a planned push as a pull request or a commit. Raises `TieconvError` if the Hub refuses it."""
+    """Upload a planned push as a pull request or a commit.
+
+    Raises `StalePlanError` if a file has changed since it was planned, and another `TieconvError` if the Hub refuses.
+    """
     from tieconv.sources.hub.push import upload
 
     if not planned.changes:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
+from tieconv.checkpoint.model_files import FileState
 from tieconv.checkpoint.value_type import Printed, quoted, record, values_of
 from tieconv.text import count, size
 
@@ -31,7 +35,8 @@ class Effect:
 class Push(Printed):
     """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one.
 
-    ``left_out`` are files of the directory that are not pushed unless named: dot-files, keys and caches.
+    ``left_out`` are files of the directory that are not pushed unless named: dot-files, keys and caches. ``states``
+    identify the files to upload as they were planned.
     """
 
     directory: str
@@ -46,6 +51,7 @@ class Push(Printed):
     executed: bool = False
     url: str | None = None
     left_out: tuple[str, ...] = ()
+    states: Mapping[str, FileState] = field(default_factory=dict)
 
     @property
     def bytes_uploaded(self) -> int:

@@ -11,11 +11,11 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.results.push import FileChange, Push
-from tieconv.errors import RefusedError, TieconvError, UnsafePathError
+from tieconv.errors import RefusedError, StalePlanError, TieconvError, UnsafePathError
 from tieconv.sources.digest import hash_file, kind_of
 from tieconv.sources.hub.client import Snapshot
 from tieconv.sources.hub.session import Transport, status_of, transferring, translate
-from tieconv.sources.local import FileSet, follow
+from tieconv.sources.local import FileSet, follow, open_files
 from tieconv.text import Hint, count, option, shown
 from tieconv.version import VERSION
 
@@ -48,8 +48,14 @@ def _change(snapshot: Snapshot, local: Listing, files: FileSet, name: str) -> Fi
 
 
 def upload(push: Push, root: str) -> str:
-    """Upload the changes, and return the URL of the pull request or commit. Raises `TieconvError`."""
-    operations = [_operation(change, root) for change in push.changes]
+    """Upload the changes, and return the URL of the pull request or commit.
+
+    Raises `StalePlanError` for a file that is not the planned one, before the upload or after it. The commit then
+    exists.
+    """
+    _check_unchanged(push, root)
+    operations = [_operation(change, root) for change in push.changes]  # hashes the files
+    _check_unchanged(push, root)
     api = HfApi(library_name="tieconv", library_version=VERSION)
     label = f"hf://{push.repo}"
     with transferring():
@@ -67,7 +73,25 @@ def upload(push: Push, root: str) -> str:
             raise
         except Exception as error:  # noqa: BLE001 - the errors below huggingface_hub are not documented
             raise _untaken(_cause(error), label) from None
-    return str(done.pr_url if push.pull_request else done.commit_url)
+    url = str(done.pr_url if push.pull_request else done.commit_url)
+    _check_unchanged(push, root, url)
+    return url
+
+
+def _check_unchanged(push: Push, root: str, url: str = "") -> None:
+    """Raise `StalePlanError` if a file to upload is not the planned one. ``url`` is that of an existing commit."""
+    with open_files(root) as files:
+        for name, state in push.states.items():
+            try:
+                same = state.is_still(files.state(name))
+            except TieconvError:
+                same = False
+            if not same and url:
+                problem = f"{shown(name)} changed during the upload, so its description may not match {shown(url)}"
+                raise StalePlanError(problem, "close or revert it, then push again", "push.changed")
+            if not same:
+                problem = f"{shown(name)} changed after the plan was made, so nothing was pushed"
+                raise StalePlanError(problem, "push again", "plan.stale")
 
 
 def _operation(change: FileChange, root: str) -> CommitOperationAdd | CommitOperationDelete:
@@ -99,14 +123,19 @@ def _untaken(error: Exception, label: str) -> TieconvError:
     return translate(error, label)
 
 
-_PRIVATE = (".*", "__pycache__", "*.pem", "*.key", "id_rsa", "id_ed25519", "credentials*", "token", "stored_tokens")
+_PRIVATE = (
+    ".*", "__pycache__", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "id_rsa*", "id_dsa*", "id_ecdsa*",
+    "id_ed25519*", "*credentials*", "secrets.*", "*service[-_]account*.json", "kubeconfig", "token", "token.txt",
+    "hf_token", "hf_token.*", "access_token*", "api_key*", "stored_tokens",
+)  # fmt: skip
+"""Names of files and directories, in any case."""
 _FORBIDDEN = frozenset({".git", ".cache"})
 """Directories that huggingface_hub never uploads."""
 
 
 def is_private(name: str) -> bool:
     """Return whether a file, or a directory above it, has a private name."""
-    return any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in _PRIVATE)
+    return any(fnmatchcase(part, pattern) for part in name.lower().split("/") for pattern in _PRIVATE)
 
 
 def private(names: Iterable[str], include: Sequence[str]) -> frozenset[str]:
