@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,45 @@ def test_the_sizes_that_count_the_word_tables(tmp_path: Path, name: str) -> None
     assert set(word_sizes(evidence)) <= set(vocabulary_sizes(evidence))
     more = set(table.exceptions("vocabulary").get(name, {}).get("tensors", ()))
     assert more <= set().union(*(counted[path] for path in own)) - words
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertForMaskedLM", "BartForConditionalGeneration"])
+def test_a_padding_token_without_a_row(tmp_path: Path, name: str) -> None:
+    """VOC003: such a class is not built."""
+    zoo.build(name).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for number, rules in ((zoo.VOCAB - 1, []), (zoo.VOCAB, ["VOC003"])):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": number}))
+        assert [finding.rule for finding in inspect(tmp_path).findings] == rules
+        expected = pytest.raises((AssertionError, ValueError), match="adding_idx") if rules else nullcontext()
+        with expected:
+            zoo.model_class(name).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "document", "needed"),
+    [
+        ("added_tokens.json", {"<x>": zoo.VOCAB, "<y>": 3}, zoo.VOCAB + 1),
+        ("added_tokens.json", {"<x>": zoo.VOCAB - 1}, None),
+        ("tokenizer_config.json", {"added_tokens_decoder": {str(zoo.VOCAB + 6): {"content": "<x>"}}}, zoo.VOCAB + 7),
+        (
+            "tokenizer_config.json",
+            {
+                "extra_special_tokens": {"image_token": "<x>"},
+                "added_tokens_decoder": {str(zoo.VOCAB): {"content": "<x>"}},
+            },
+            None,
+        ),
+        ("tokenizer_config.json", [], None),
+    ],
+)
+def test_an_added_token_without_a_row(tmp_path: Path, name: str, document: object, needed: int | None) -> None:
+    """A text model of Gemma 3 has a token for images without a row."""
+    zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
+    (tmp_path / name).write_text(json.dumps(document))
+    found = inspect(tmp_path).findings
+    assert [finding.rule for finding in found] == ["VOC003"] * bool(needed)
+    assert all(finding.remedy and f"--to {needed} --fill mean" in finding.remedy.command for finding in found)
 
 
 @pytest.mark.parametrize("value", ["64", True, 64.0], ids=repr)

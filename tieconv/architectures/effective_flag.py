@@ -251,6 +251,20 @@ def predicted_tokens(inspection: Inspection) -> tuple[str, int] | None:
     return cut if inspection.family.architecture.startswith("Inkling") else None
 
 
+def tokens_without_row(inspection: Inspection) -> tuple[tuple[str, int], ...]:
+    """Return the padding token and the last id of the tokenizer, if the embedding has no row for them.
+
+    Empty if the config does not fit the embedding, or may count other rows.
+    """
+    embedding = inspection.head.input_embedding
+    rows = vocabulary_rows(inspection).get(embedding.name if embedding else "")
+    if rows is None or not vocabulary_sizes(inspection) or sizes_disagree(inspection):
+        return ()
+    level, pad = inspection.family.text_level, text_config(inspection).get("pad_token_id")
+    pads = ((f"{level}.pad_token_id".lstrip("."), pad),) if type(pad) is int and pad >= rows else ()
+    return (*pads, *((("tokenizer", inspection.added_rows - 1),) if inspection.added_rows > rows else ()))
+
+
 def vocabulary_rows(inspection: Inspection) -> dict[str, int]:
     """Return the rows of the stored embedding and head by name, without a head that TIE010 reports."""
     tensors = inspection.checkpoint.tensors

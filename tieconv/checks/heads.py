@@ -10,6 +10,7 @@ from tieconv.architectures.effective_flag import (
     odd_size,
     predicted_tokens,
     sizes_disagree,
+    tokens_without_row,
     undeclared_width,
     vocabulary_rows,
     vocabulary_sizes,
@@ -707,4 +708,40 @@ def unpredicted(inspection: Inspection) -> Iterator[Finding]:
         yield unpredicted.finding(
             f"transformers predicts {limit[1]:,} tokens ({shown(limit[0])}), but the tokenizer has ids below {used:,}. "
             "It never predicts the others."
+        )
+
+
+@rule("VOC003", "token-without-row", Level.WARNING)
+def token_without_row(inspection: Inspection) -> Iterator[Finding]:
+    """The embedding has no row for a token of the tokenizer or for the padding token.
+
+    ## What it does
+    Compares the rows of the embedding with `pad_token_id` in the config. In a local directory it also reads the ids in
+    `added_tokens.json` and `tokenizer_config.json`. It passes over tokens of images and sounds, and remote tokenizers.
+
+    ## Why it matters
+    A text with such a token ends in an `IndexError`, or in an assertion on a GPU.
+
+    transformers 5.23 refuses to build 348 of 401 classes with such a `pad_token_id`. Its message is "Padding_idx must be
+    within num_embeddings". One cause is a token that was added without `resize_token_embeddings`.
+
+    ## Example
+    A Llama of 8 rows with a padding token that was added:
+
+        warning VOC003: pad_token_id is 8, but model.embed_tokens.weight has 8 rows.
+        Most classes of transformers fail to load so.
+
+    ## How to fix
+    `tieconv resize --to N --fill mean` adds the rows (review first: may change the model's outputs). Or set `pad_token_id`
+    to a token that the model has.
+    """
+    for path, number in tokens_without_row(inspection):
+        name, rows = next(iter(vocabulary_rows(inspection).items()))
+        subject, end = f"{shown(path)} is {number:,}", "Most classes of transformers fail to load so"
+        if not path.endswith("pad_token_id"):
+            subject, end = f"The tokenizer has ids up to {number:,}", "A text with such a token ends in an error"
+        yield token_without_row.finding(
+            f"{subject}, but {shown(name)} has {rows:,} rows. {end}.",
+            [name],
+            remedy=remedies.resize(inspection, to=number + 1, fill="mean", safe=False),
         )

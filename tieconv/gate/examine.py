@@ -219,7 +219,7 @@ def outputs(places: dict[str, str], out: str) -> Iterator[str]:
 
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-_OF_THE_CONFIG = frozenset({"TIE007", "TIE008", "TIE009", "TIE013", "TIE014", "MTP001", "VOC001", "VOC002"})
+_OF_THE_CONFIG = frozenset({"TIE007", "TIE008", "TIE009", "TIE013", "TIE014", "MTP001", "VOC001", "VOC002", "VOC003"})
 _OF_THE_ADAPTER = frozenset({"PEF001", "PEF002"})
 
 

@@ -287,6 +287,22 @@ def read_files(files: Files, names: Mapping[str, int]) -> TokenizerFiles:
     return content
 
 
+_MEDIA = re.compile("(image|audio|video|boi|eoi|boa|eoa)_token")
+
+
+def added_rows(files: Files, names: Mapping[str, int]) -> int:
+    """Return the rows that the added tokens need, without those of images and sounds; 0 if none are listed.
+
+    Only the small files are read. Text models of Gemma 3 have a token for images without a row.
+    """
+    content = read_files(files, {name: names[name] for name in (ADDED, CONFIG) if name in names})
+    document = content.document(CONFIG)
+    extra = document.get("extra_special_tokens")
+    levels = (document, extra if isinstance(extra, Mapping) else {})
+    media = {text for level in levels for key, text in level.items() if _MEDIA.fullmatch(key)}
+    return max((number + 1 for number, text in content.added.items() if text not in media), default=0)
+
+
 class _Reader:
     """Reads each file into ``content``. The methods raise `UnreadableError`."""
 

@@ -28,6 +28,7 @@ STAYS = {
     "CON005",
     "VOC001",
     "VOC002",
+    "VOC003",
     "QNT006",
     "QNT007",
     "QNT008",

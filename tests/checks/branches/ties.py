@@ -229,6 +229,9 @@ CASES: dict[str, Case] = {
     "VOC001 a size as text": ({**TIED, "vocab_size": "8"}, {EMBED: matrix(), **NORM}),
     "VOC001 a boolean size": ({**UNTIED, "num_attention_heads": True}, OWN),
     "VOC001 a decimal size": ({**TIED, "vocab_size": 8.0}, {EMBED: matrix(), **NORM}),
+    "VOC003 another vocabulary": ({**UNTIED, "audio_vocab_size": 2, "pad_token_id": 8}, OWN),
+    "VOC003 rows that the config does not count": ({**UNTIED, "vocab_size": 10, "pad_token_id": 8}, OWN),
+    "VOC003 no token is padding": ({**UNTIED, "pad_token_id": -1}, OWN),
     "VOC001 encoder and decoder": (
         {**UNTIED, "hidden_size": 9, "encoder": {"hidden_size": 4}, "decoder": {"hidden_size": 9}},
         OWN,
