@@ -90,7 +90,10 @@ def test_a_link_that_the_search_does_not_follow(work: Path) -> None:
     (work / "runs/linked").symlink_to(work / "elsewhere/new")
     (work / "runs/latest").symlink_to("old")
     (work / "runs/empty").symlink_to(work / "elsewhere")
+    (work / "runs/old/deep").mkdir()
+    shutil.copy(work / "runs/old/config.json", work / "runs/old/deep")
     result = run("check runs --fail-on error")
+    assert "note: not checked: runs/old/deep; config.json without weights\n" in result.stderr
     assert "note: not checked: runs/linked; a search follows no link, so name the model\n" in result.stderr
 
 

@@ -132,11 +132,14 @@ def _is_skipped(directory: str) -> bool:
     return hidden or os.path.islink(directory) or os.path.lexists(os.path.join(directory, "pyvenv.cfg"))
 
 
-def linked_models(root: str) -> Iterator[str]:
-    """Yield the symlinks below ``root`` to directories with weights, which the search does not follow."""
-    for directory, subdirectories, _ in os.walk(root):
+def passed_over(root: str) -> Iterator[tuple[str, str]]:
+    """Yield what a search below ``root`` passes over, with the reason: links to models, and models without weights."""
+    for directory, subdirectories, files in os.walk(root):
+        if "config.json" in files and not any(map(is_weight, files)):
+            yield directory, "config.json without weights"
         paths = [os.path.join(directory, name) for name in sorted(subdirectories)]
-        yield from (path for path in paths if os.path.islink(path) and holds_weights(path))
+        linked = (path for path in paths if os.path.islink(path) and holds_weights(path))
+        yield from ((path, "a search follows no link, so name the model") for path in linked)
         subdirectories[:] = [os.path.basename(path) for path in paths if not _is_skipped(path)]
 
 

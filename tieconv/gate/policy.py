@@ -18,7 +18,7 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Wai
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import MALFORMED, SettingsError
 from tieconv.formats.strict_json import parse_json
-from tieconv.gate.model_sources import is_weight, linked_models
+from tieconv.gate.model_sources import is_weight, passed_over
 from tieconv.gate.settings import (
     ALL,
     OWN,
@@ -43,8 +43,8 @@ SCHEMA = "tieconv.baseline/1"
 MAX_SIZE = 16 << 20
 """Largest baseline in bytes: more than 50,000 findings."""
 _DEPTHS = tuple(Depth)
-_LINKS = 4
-"""The most links that a note names."""
+_NAMED = 4
+"""The most models that a note names."""
 
 
 @record
@@ -181,9 +181,11 @@ class Policy:
             start = os.path.join(self.settings.folder, os.path.dirname(re.split(r"[*?[]", ignore.model)[0]))
             if number not in met and not set(self.searched).isdisjoint(upward(os.path.realpath(start))):
                 yield f"{shown(self.settings.path)}: no checked model matches {shown(ignore.model)}"
-        links = (path for root in self.searched for path in linked_models(root))
-        if linked := [os.path.relpath(path) for path in links if os.path.realpath(path) not in models]:
-            yield f"not checked: {in_words(linked, _LINKS)}; a search follows no link, so name the model"
+        reasons: dict[str, list[str]] = {}
+        for path, why in (entry for root in self.searched for entry in passed_over(root)):
+            if os.path.realpath(path) not in models:
+                reasons.setdefault(why, []).append(os.path.relpath(path))
+        yield from (f"not checked: {in_words(paths, _NAMED)}; {why}" for why, paths in reasons.items())
         read = {location: model for location, model in models.items() if model.failure is None}
         if self.depth is not Depth.HEADER:  # without a comparison no finding is known to be fixed
             yield from self._unused(read)
