@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Marks that Python calls printable and no terminal shows. They hide, join or stretch the characters next to them.
 _INVISIBLE = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -33,6 +34,8 @@ def json_value(value: object, present: bool = True, limit: int = _LIMIT) -> str:
         return "absent"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple | Mapping):
+        value = json.dumps(value, ensure_ascii=False, default=str)
     quote = '"' if isinstance(value, str) and value.strip() in ("", "true", "false", "null") else ""
     return f"{quote}{shown(value, limit)}{quote}"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fixtures.hostile import HOSTILE_NAMES
 from tests.hostile.conftest import faults_of_text
 from tests.patience import examples
-from tieconv.text import shell_word, shown
+from tieconv.text import json_value, shell_word, shown
 
 # Default_Ignorable_Code_Point of Unicode, beside what is Cc, Cf, Cs, Zl or Zp anyway.
 IGNORABLE = [
@@ -73,6 +73,19 @@ def test_ordinary_text_stays(text: str) -> None:
 )
 def test_names_of_real_models_stay(text: str) -> None:
     assert shown(text) == text
+
+
+def test_values_of_a_config_are_json() -> None:
+    """As config.json stores them: no tuple and no quotes of Python."""
+    for value, text in (
+        ((), "[]"),
+        (("lm_head", 1), '["lm_head", 1]'),
+        ({"a": None, "b": [True, ("c",)]}, '{"a": null, "b": [true, ["c"]]}'),
+        ("lm_head", "lm_head"),
+        ("true", '"true"'),
+    ):
+        assert json_value(value) == text
+    assert json_value(["\u202e"]) == '["\\u202e"]'
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
