@@ -37,11 +37,13 @@ from tieconv.onnx.parity.batches import (
     cells,
     embedding_cells,
     first_cells,
+    full_cells,
     single_seed_cells,
     stepped,
 )
 from tieconv.onnx.parity.bindings import Bindings, Kind, Padding
-from tieconv.onnx.parity.measured_pair import WIDEST, Subject, Wishes, planned_window, reference_bytes
+from tieconv.onnx.parity.judge import Errors, Judged
+from tieconv.onnx.parity.measured_pair import WIDEST, Subject, Wishes, planned_prompt, planned_window, reference_bytes
 from tieconv.onnx.parity.passes import make_work, pieces, run_model
 from tieconv.reference import float64 as wide
 from tieconv.reference.model import Batch, load
@@ -80,6 +82,35 @@ def test_more_seconds_feed_more(kind: Kind) -> None:
     assert sum(cell.seconds(10**9) for cell in some.cells) <= enough
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_a_full_budget_feeds_one_prompt_of_all_positions(kind: Kind) -> None:
+    """More seconds alone do not. The report says what they leave out, also of a model with too many positions."""
+    config = SimpleNamespace(vocab_size=99, max_position_embeddings=256)
+    full = replace(make_work(Bindings(kind, {}, (), (), "logits"), config), prompt=256)
+    usual = replace(full, full=False)
+    assert max(map(full.tokens, full.cells)) == full.longest == 256 and full.left_out == []
+    assert max(map(usual.tokens, usual.cells)) == LONG and max(map(usual.tokens, usual.left_out)) == 256
+    assert {cell.batch for cell in full.cells} - {cell.batch for cell in usual.cells} == {16}
+    assert set(full.cells) - set(usual.cells) == set(usual.left_out)
+    assert all(cell.judged <= LONG for cell in full.cells)
+    fixed = replace(full, own_shape=(2, 7, 0))
+    assert {cell.length for cell in fixed.cells} == {7} and fixed.left_out == []
+    short = replace(full, config=SimpleNamespace(vocab_size=99, max_position_embeddings=9), prompt=0)
+    assert max((short.tokens(cell) for cell in short.cells if cell.batch == 16), default=0) <= 9
+    for work, left in ((full, {}), (replace(full, prompt=0), {"longer prompts": 1}), (fixed, {})):
+        assert dict(Judged("float32", (), dict.fromkeys(work.cells, Errors()), {}, 0).fed(work).left_out) == left
+
+
+def test_a_prompt_that_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory, more positions than a full budget feeds, and so few that the usual batches fill them."""
+    made = subject(tmp_path, 48)
+    monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: FREE)
+    assert [planned_prompt(made, longest) for longest in (LONG, 2048, 2049)] == [(0, ""), (2048, ""), (0, "")]
+    monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: 10**8)
+    note = "a prompt of 2,048 tokens needs 285 MB of memory, but only 100 MB is free: it is not fed"
+    assert planned_prompt(made, 2048) == (0, note)
+
+
 def test_a_small_model_gets_all_cases() -> None:
     """Without a budget, all cases of a small model take less than its export; a large one gets the first."""
     bindings, config = Bindings(Kind.CACHED, {}, (), (), "logits"), SimpleNamespace(vocab_size=99)
@@ -116,12 +147,19 @@ def every_batch() -> dict[str, list[str]]:
     """The batches of each kind of graph, by the positions of its model and the side that it pads on."""
     every = {}
     for kind in Kind:
-        for longest, where in ((LARGE, Padding.FRONT), (20, Padding.FRONT), (LARGE, Padding.BEHIND), (9, Padding.NONE)):
+        for longest, where in (
+            (LARGE, Padding.FRONT),
+            (200, Padding.FRONT),
+            (20, Padding.FRONT),
+            (LARGE, Padding.BEHIND),
+            (9, Padding.NONE),
+        ):
             made = [*first_cells(kind, longest, where, holes=longest > 20), *cells(kind, longest, where)]
             made += single_seed_cells(kind, longest, where, holes=longest > 20, window=12, length=19, batch=7)
             made += stepped(longest, where, kind)
             if kind is Kind.CACHED:
                 made += embedding_cells(longest, where, blocks=True)
+            made += full_cells(kind, longest if longest == 200 else 0, where)
             every[f"{kind.name}, {longest} positions, {where}"] = [described(cell) for cell in made]
     return every
 

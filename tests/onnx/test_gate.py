@@ -19,6 +19,7 @@ from tieconv.onnx.parity.batches import PROMPT
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.passes import Work
 from tieconv.reference.model import load_config
+from tieconv.reporters.text.parity_text import render_parity
 
 ORDINARY = (("llama", "float32"), ("gemma2", "float32"), ("bert", "float32"), ("gpt2", "float16"))
 
@@ -108,6 +109,29 @@ def test_a_planted_fault_fails(
     assert report.verdict is Verdict.FAILED
     assert gates <= failed(report)
     assert failed(report) & STORED == gates & STORED
+
+
+@pytest.mark.slow
+def test_a_full_budget_feeds_all_positions_and_more_rows(exported, tmp_path: Path) -> None:
+    """Faults that begin at position 200 of 256, and at the eighth row. By default the report says what was fed."""
+    made = exported("llama-256")
+    by_default = tieconv.parity(made.graph, made.model, provider="cpu").fed
+    assert by_default is not None and (by_default.tokens, by_default.longest, by_default.rows) == (144, 256, 6)
+    assert dict(by_default.left_out) == {"left padding": 2, "all positions": 1, "past": 1}
+    late = {
+        "leak": masks.leak_from(200),
+        "positions": masks.places_shifted_from(200),
+        "cache": masks.cache_cut(150),
+        "rows": masks.one_row(6),
+    }
+    healthy = tieconv.parity(made.graph, made.model, provider="cpu", budget="full")
+    assert healthy.verdict is Verdict.PASSED and healthy.fed is not None
+    assert (healthy.fed.tokens, healthy.fed.rows, dict(healthy.fed.left_out)) == (256, 16, {})
+    assert "up to 256 of the model's 256 positions and 16 rows" in render_parity(healthy)
+    for name, fault in late.items():
+        graph = faults.plant(made.graph, fault, tmp_path / f"{name}.onnx")
+        report = tieconv.parity(graph, made.model, provider="cpu", budget="full")
+        assert report.verdict is Verdict.FAILED and failed(report) >= {"case_ratio", "rms_ratio"}, name
 
 
 @pytest.mark.parametrize("value", fast_only([np.nan, 0.0], [0.0]))

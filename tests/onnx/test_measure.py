@@ -411,6 +411,7 @@ def test_what_is_judged_of_each_case() -> None:
         stored["floor", cells[at]], stored["graph", cells[at]] = reference + noise, reference + factor * noise
     stored["graph", cells[2]] = reference[:3]
     work: Any = SimpleNamespace(cells=cells, seconds=math.inf, left_out=[replace(cells[0], past=3)] * 2)
+    vars(work).update(tokens=lambda cell: cell.length, longest=8, own_shape=None)
     judged = judge(work, SimpleNamespace(get=stored.get), {cells[3]: "no kernel"}, "float32")  # type: ignore[arg-type]
     assert [case.error for case in judged.cases] == [
         "", "", "logits of [3, 9] instead of [4, 9]", "no kernel", ""
@@ -430,7 +431,7 @@ def test_what_is_judged_of_each_case() -> None:
     assert (pools.logits.graph.positions, pools.steps.graph.positions) == (8, 4)
     fed = judged.fed(work)
     assert (fed.budget, fed.cases, fed.positions, fed.tokens, fed.rows, fed.steps) == (None, 3, 12, 4, 1, 2)
-    assert dict(fed.left_out) == {"past": 2} and fed.share == pytest.approx(1 - 0.05 ** (1 / 12))
+    assert dict(fed.left_out) == {"past": 2, "longer prompts": 1} and fed.share == pytest.approx(1 - 0.05 ** (1 / 12))
     floors = max(case.floor.relative_rms for case in judged.cases if case.floor)
     assert fed.change == pytest.approx((CELL_LIMIT + 2) * max(floors, 2**-23))
     assert {made.group: sum(made.graph) for made in judged.histograms()} == {"no past": 72, "cached steps": 36}
@@ -455,7 +456,8 @@ def test_positions_where_torch_overflows_are_not_judged() -> None:
             stored = {("reference", cell): reference for cell in cells}
             stored |= {("floor", cells[0]): reference + error, ("graph", cells[0]): reference + error}
             stored |= {("floor", cells[1]): floor, ("graph", cells[1]): graph}
-            work: Any = SimpleNamespace(cells=cells, seconds=math.inf, left_out=[])
+            work: Any = SimpleNamespace(cells=cells, seconds=math.inf, left_out=[], own_shape=None, longest=None)
+            work.tokens = lambda cell: cell.length
             judged = judge(work, SimpleNamespace(get=stored.get), {}, "float16")  # type: ignore[arg-type]
             gates = tuple(judged.gates())
             assert judged.verdict(gates, "rms_ratio")[0] == verdict, (overflow, faulty, rows)

@@ -152,7 +152,19 @@ def parity_report(verdict: parity.Verdict) -> parity.Parity:
         "the epsilon of a norm is 1e-05" if failed else "",
         "",
         None if failed else quantised,
-        parity.Fed(30.0, 12, 480, 144, 6, 8, {"past": 3, "every token": 2}, 2.5e-6, 0.01, 57 * overflows),
+        parity.Fed(
+            30.0,
+            12,
+            480,
+            144,
+            6,
+            8,
+            {"past": 3, "every token": 2, "longer prompts": 1},
+            2.5e-6,
+            0.01,
+            57 * overflows,
+            None if overflows else 4096,
+        ),
     )
 
 

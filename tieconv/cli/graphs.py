@@ -41,8 +41,8 @@ budget_option = click.option(
     "--budget",
     metavar="TIME",
     callback=_budget,
-    help="How long the batches of parity may compute, such as 30s or 5m. full: all batches. Default: about as long as "
-    "an export of MODEL, or less; all batches of a quantised graph.",
+    help="How long the batches of parity may compute, such as 30s or 5m. full: all batches, and up to 2,048 "
+    "positions. Default: about as long as an export of MODEL, or less; all batches of a quantised graph.",
 )
 
 

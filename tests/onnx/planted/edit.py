@@ -82,5 +82,6 @@ def to_int(source: str, target: str) -> NodeProto:
 
 
 MORE: dict[str, Callable[[], Any]] = {
-    "mistral-48": lambda: tr.MistralForCausalLM(tr.MistralConfig(**_SIZES, sliding_window=48))
+    "mistral-48": lambda: tr.MistralForCausalLM(tr.MistralConfig(**_SIZES, sliding_window=48)),
+    "llama-256": lambda: tr.LlamaForCausalLM(tr.LlamaConfig(**_SIZES | {"max_position_embeddings": 256})),
 }

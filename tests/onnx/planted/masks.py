@@ -108,6 +108,20 @@ def places_capped(last: int) -> Fault:
     return fault
 
 
+def cache_cut(last: int) -> Fault:
+    """The caches that the graph returns hold the ``last`` tokens alone."""
+
+    def fault(model: ModelProto) -> None:
+        first, end, axis = whole(model, "first", [-last]), whole(model, "end", [1 << 40]), whole(model, "axis", [2])
+        for name in [value.name for value in model.graph.output if value.name != "logits"]:
+            for one in model.graph.node:
+                one.output[:] = [f"whole {made}" if made == name else made for made in one.output]
+                one.input[:] = [f"whole {read}" if read == name else read for read in one.input]
+            model.graph.node.append(node("Slice", [f"whole {name}", first, end, axis], [name]))
+
+    return fault
+
+
 def window(before_: int, after: int) -> Fault:
     """The sliding window has another width."""
 

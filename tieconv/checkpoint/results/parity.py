@@ -132,6 +132,10 @@ def limited(name: str, value: float, limit: float, sentence: str) -> Gate:
     return Gate(name, value, limit, math.isfinite(limit) and value <= limit, sentence)
 
 
+LONGER = "longer prompts"
+"""The group of `Fed.left_out` for prompts that no budget feeds."""
+
+
 @record
 class Fed:
     """What a measurement fed, what it left out, and how small a fault it would have seen.
@@ -139,7 +143,8 @@ class Fed:
     ``budget`` is in seconds of computing, ``None`` for all batches. ``tokens`` and ``rows`` are the most of one batch.
     ``left_out`` counts the batches that a larger budget feeds, by group. A fault that changes the logits of any case by
     ``change``, relative to their RMS, fails. A fault in the ``share`` of all positions, spread at random, is
-    missed once in 20 times. At ``not_judged`` more positions torch's own logits are not finite.
+    missed once in 20 times. At ``not_judged`` more positions torch's own logits are not finite. The model has
+    ``longest`` positions; ``None`` if its config does not say.
     """
 
     budget: float | None
@@ -152,6 +157,7 @@ class Fed:
     change: float
     share: float
     not_judged: int = 0
+    longest: int | None = None
 
 
 @record

@@ -27,6 +27,9 @@ LONG = 144
 BEYOND = 8
 """Tokens before and after the end of a sliding window that are measured."""
 _CHUNK = 16
+FULL = 2048
+"""Positions of the largest model whose whole length a full budget feeds."""
+_FULL_ROWS = 16
 
 Shape = tuple[int, int, int, int]
 """Batch, sequence, past and padding of a `Cell`."""
@@ -125,6 +128,20 @@ def single_seed_cells(
         yield Cell(1, end, 0, 0, 0, where=where, judged_last=end - first)
     if kind is Kind.CACHED and not PROMPT < window <= PROMPT + STEPS - BEYOND:
         yield Cell(1, end - first, first, 0, 0, end - first, where)
+
+
+def full_cells(kind: Kind, prompt: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
+    """Yield what only a full budget feeds: 16 rows, and a prompt in one pass and through the cache.
+
+    ``prompt`` is its length; 0 means none. Only its last tokens are judged, which read all those before. So its logits
+    take no more memory.
+    """
+    for shape in _SIX_ROWS[kind]:
+        right = kind is Kind.MASKED or kind.encodes
+        yield _cell((_FULL_ROWS, *shape[1:]), 0, where, Layout.RIGHT if right else Layout.LEFT)
+    for shape in _long(kind, prompt) if prompt else ():
+        cell = _cell(shape, 0, where, Layout.LEFT)
+        yield cell if cell.past and not kind.encodes else replace(cell, judged_last=LONG)
 
 
 def embedding_cells(longest: int, where: Padding = Padding.FRONT, *, blocks: bool) -> Iterator[Cell]:
@@ -239,6 +256,7 @@ class Cell:
             (self.blocks, "tokens that attend to later ones"),
             (self.embeds, "random rows of inputs_embeds"),
             (self.steps, "cached steps"),
+            (self.judged_last == LONG, "all positions"),
             (self.judged_last, "sliding window"),
             (self.tokens, "every token"),
             (self.padding, padded),

@@ -84,11 +84,15 @@ class Judged:
         positions = sum(errors.positions for errors in self.graph.values())
         floors = [errors.figures().relative_rms for errors in self.floor.values()]
         budget, steps = None if math.isinf(work.seconds) else work.seconds, sum(cell.steps for cell in cells)
-        tokens = max((cell.length for cell in cells), default=0)
+        tokens = max(map(work.tokens, cells), default=0)
         rows = max((cell.batch for cell in cells if not cell.tokens), default=0)
         left_out = Counter(cell.group for cell in work.left_out)
+        most = max([tokens, *map(work.tokens, work.left_out)])
+        if work.longest is not None and most < work.longest and work.own_shape is None:
+            left_out[parity.LONGER] = 1
         change, share = (CELL_LIMIT + RMS_LIMIT) * max([least, *floors]), 1 - 0.05 ** (1 / max(positions, 1))
-        return parity.Fed(budget, len(cells), positions, tokens, rows, steps, left_out, change, share, self.not_judged)
+        fed = len(cells), positions, tokens, rows, steps
+        return parity.Fed(budget, *fed, left_out, change, share, self.not_judged, work.longest)
 
     def verdict(self, gates: Sequence[parity.Gate], measured: str) -> tuple[parity.Verdict, str]:
         """Return the verdict of ``gates``, and why they do not judge the graph if they do not.

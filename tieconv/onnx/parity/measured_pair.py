@@ -20,7 +20,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError, SettingsError, UnreadableError
 from tieconv.onnx.child import available_memory
 from tieconv.onnx.ort_session import device_id
-from tieconv.onnx.parity.batches import BEYOND, LONG
+from tieconv.onnx.parity.batches import BEYOND, FULL, LONG
 from tieconv.onnx.parity.bindings import (
     Bindings,
     Padding,
@@ -347,6 +347,20 @@ def planned_window(subject: Subject) -> tuple[int, str]:
         note = f"the window of {window} tokens was not measured: a longer sequence needs {size(wanted)} of memory"
         return 0, f"{note}, but only {size(room)} is free"
     return window, ""
+
+
+def planned_prompt(subject: Subject, longest: int) -> tuple[int, str]:
+    """Return the length of a prompt that fills all positions, and a note if it does not fit into memory.
+
+    The length is 0 for a model whose usual batches fill them, and for one with more than `FULL`.
+    """
+    if not LONG < longest <= FULL:
+        return 0, ""
+    wanted, room = reference_bytes(subject, longest), _room(subject)
+    if wanted <= _SHARE * room:
+        return longest, ""
+    note = f"a prompt of {longest:,} tokens needs {size(wanted)} of memory, but only {size(room)} is free"
+    return 0, f"{note}: it is not fed"
 
 
 def _room(subject: Subject) -> int:

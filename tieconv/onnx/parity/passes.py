@@ -43,7 +43,8 @@ class Work:
     """The cells for a kind of graph, and each cell's batch, which is always the same.
 
     ``window`` is the sliding window that is measured; 0 means none. ``ids`` go through the graph one by one, and
-    ``first_ids`` do at any budget. ``seconds`` is the budget for a model of so many ``weights``.
+    ``first_ids`` do at any budget. ``seconds`` is the budget for a model of so many ``weights``. With ``full`` it feeds
+    more rows too, and ``prompt`` tokens: all positions of the model, or 0.
     ``length``, ``rows`` and ``own`` are what the user wants to be measured too. ``rows_drawn`` are the bindings of a
     decoder of `inputs_embeds`, whose rows are drawn. ``features`` are those that an encoder reads in place of token
     ids. ``own_shape`` has the rows, tokens and padding of a graph that is run at one shape alone.
@@ -61,6 +62,8 @@ class Work:
     first_ids: tuple[int, ...] = ()
     seconds: float = math.inf
     weights: int = 0
+    full: bool = True
+    prompt: int = 0
     length: int = 0
     rows: int = 0
     own: Batch | None = None
@@ -73,7 +76,7 @@ class Work:
         """The cells that are fed: those of every measurement, what the user gave, and what else fits in the budget."""
         chosen = list(self._first())
         left = self.seconds - sum(cell.seconds(self.weights) for cell in chosen)
-        for cell in self._more():
+        for cell in itertools.chain(self._more(), self._full() if self.full else ()):
             seconds = cell.seconds(self.weights)
             if cell not in chosen and seconds <= left:
                 chosen.append(cell)
@@ -84,8 +87,18 @@ class Work:
     def left_out(self) -> list[batches.Cell]:
         """The cells that a larger budget would feed."""
         fed = set(self.cells)
-        more = self._more() if self.features is None else map(batches.without_tokens, self._more())
-        return [cell for cell in dict.fromkeys(more) if cell not in fed]
+        more = [*self._more(), *self._full()]
+        wanted = more if self.features is None else map(batches.without_tokens, more)
+        return [cell for cell in dict.fromkeys(wanted) if cell not in fed]
+
+    @property
+    def longest(self) -> int | None:
+        """How many positions the model has; ``None`` if its config does not say."""
+        return position_limit(self.config)
+
+    def tokens(self, cell: batches.Cell) -> int:
+        """Return how many positions the cell fills. Encoder and decoder count separately."""
+        return max(cell.past, cell.sequence) if self.kind.encodes else cell.length
 
     def _first(self) -> Iterator[batches.Cell]:
         kind, longest, where, drawn = self.kind, longest_sequence(self.config), self.padding, self.rows_drawn
@@ -114,6 +127,12 @@ class Work:
             yield from batches.embedding_cells(longest, where, blocks=Role.BLOCKS in drawn.inputs)
         if kind.steps:
             yield from batches.stepped(longest, where, kind)
+
+    def _full(self) -> Iterator[batches.Cell]:
+        if self.own_shape is None:
+            longest = longest_sequence(self.config)
+            cells = batches.full_cells(self.kind, self.prompt, self.padding)
+            yield from (cell for cell in cells if self.tokens(cell) <= longest)
 
     def _own_cells(self) -> Iterator[batches.Cell]:
         """Yield the user's batch in one pass, and its last token after the others."""

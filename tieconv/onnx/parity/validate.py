@@ -87,6 +87,7 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
     measured_pair.check_length(subject, wishes.length, longest)
     own = measured_pair.read_inputs(wishes.inputs, subject.bindings, subject.config, longest) if wishes.inputs else None
     window, note = measured_pair.planned_window(subject)
+    prompt, too_long = measured_pair.planned_prompt(subject, longest)
     seen = every_lookup(subject)
     vocabulary = int(subject.config.vocab_size)
     work = passes.make_work(subject.bindings, subject.config, window)
@@ -95,6 +96,7 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
     spread, few = (spread_ids(vocabulary, subject.elements, seen, few=few) for few in (False, True))
     work = replace(work, length=wishes.length, rows=wishes.batch, own=own, ids=spread, first_ids=few)
     work = replace(work, seconds=wishes.seconds(subject.elements), weights=subject.elements)
+    work = replace(work, full=wishes.budget == math.inf, prompt=prompt)
     ids = {token for cell in work.cells for token in cell.tokens}
     fed = ""
     if len(ids) < vocabulary:
@@ -107,7 +109,7 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
             work, own_shape=(rows, tokens, min(2, tokens - 1) if Role.MASK in subject.bindings.inputs else 0)
         )
         only, fed = f"only batches of {count(rows, 'row')} with {count(tokens, 'token')} were run", ""
-    structure = replace(structure, notes=(*structure.notes, *filter(None, [note, fed, only])))
+    structure = replace(structure, notes=(*structure.notes, *filter(None, [note, too_long, fed, only])))
     with passes.LogitStore() as store:
         use, failed, tf32_failed = passes.run_sessions(subject, work, store)
         identity, numbers, embedding = passes.run_torch(subject, dtype, work, store)
@@ -188,6 +190,8 @@ def run_quantised_parity(
         with passes.LogitStore() as store, temporary_directory() as folder:
             work = passes.make_work(subject.bindings, subject.config)
             work = replace(work, seconds=math.inf if budget is None else budget, weights=subject.elements)
+            prompt, _ = measured_pair.planned_prompt(subject, passes.longest_sequence(subject.config))
+            work = replace(work, full=budget == math.inf, prompt=prompt)
             return _measured_quantised(subject, dequantised, dtype, text, work, store, Path(folder))
     except NotRunError as stop:
         return subject.not_run(stop)

@@ -65,12 +65,17 @@ def _fed(fed: parity.Fed) -> Iterator[tuple[str, str]]:
     """Yield what was fed, what was not, and how small a fault fails."""
     within = "" if fed.budget is None else f" (budget {fed.budget:.0f} s)"
     steps = f", {count(fed.steps, 'cached step')}" if fed.steps else ""
-    most = f"up to {count(fed.tokens, 'token')} and {count(fed.rows, 'row')}{steps}"
+    tokens = count(fed.tokens, "token")
+    if fed.longest is not None:
+        tokens = f"{fed.tokens:,} of the model's {count(fed.longest, 'position')}"
+    most = f"up to {tokens} and {count(fed.rows, 'row')}{steps}"
     yield "fed", f"{count(fed.cases, 'case')}, {count(fed.positions, 'position')}: {most}{within}"
-    if fed.left_out:
-        groups = ", ".join(f"{number} {group}" for group, number in fed.left_out.items())
-        more = sum(fed.left_out.values())
-        yield "not fed", f"{more} more batches ({groups}): --budget full"
+    groups = {group: number for group, number in fed.left_out.items() if group != parity.LONGER}
+    if groups:
+        listed = ", ".join(f"{number} {group}" for group, number in groups.items())
+        yield "not fed", f"{sum(groups.values())} more batches ({listed}): --budget full"
+    if parity.LONGER in fed.left_out:
+        yield "not fed", f"prompts of more than {count(fed.tokens, 'token')}: --length"
     if fed.not_judged:
         yield "not judged", f"{count(fed.not_judged, 'more position')}, where torch's own logits are not finite"
     if not fed.positions:
