@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tieconv.checkpoint.family import Tying
-from tieconv.checkpoint.finding import Finding, Level, Outcome, Remedy
+from tieconv.checkpoint.finding import Finding, Level, Outcome, Prediction, Remedy
 from tieconv.checkpoint.inspection import Inspection, lists_float_head
 from tieconv.checkpoint.quantised_matrix import (
     EMBEDDING,
@@ -26,7 +26,6 @@ from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import Rule, rule
 from tieconv.loaders.evidence import without_tensors
-from tieconv.loaders.registry import consumer
 from tieconv.loaders.release_tables import MLX, TRANSFORMERS
 from tieconv.text import shown, size
 
@@ -325,6 +324,12 @@ def quantised_copy(inspection: Inspection) -> Iterator[Finding]:
     )
 
 
+def _prediction(loader: tuple[str, str], inspection: Inspection) -> Prediction:
+    from tieconv.loaders.registry import consumer  # few models are quantised
+
+    return consumer(*loader).predict(inspection)
+
+
 def _mlx_needs_head(inspection: Inspection) -> bool:
     """Return whether mlx-lm loads the model, and refuses the tied model without the head, as for Helium."""
     pair = tables_of(inspection)
@@ -336,7 +341,7 @@ def _mlx_needs_head(inspection: Inspection) -> bool:
     if (config := alone.checkpoint.config) is not None:
         config = replace(config, value={**config.value, evidence.FLAG: True})
         alone = replace(alone, checkpoint=replace(alone.checkpoint, config=config))
-    was, comes = (consumer(*MLX).predict(model).outcome for model in (inspection, alone))
+    was, comes = (_prediction(MLX, model).outcome for model in (inspection, alone))
     return comes is Outcome.ERROR and was is not Outcome.ERROR
 
 
@@ -416,7 +421,7 @@ def float_head_listed(inspection: Inspection) -> Iterator[Finding]:
     if absent and not inspection.config.effective:
         return
     entry = f" ({shown(declared.head.entry)})" if declared.head.entry else ""
-    answer = consumer(*TRANSFORMERS).predict(inspection)
+    answer = _prediction(TRANSFORMERS, inspection)
     fails = answer.outcome in _FAULTS and answer.detail.startswith("transformers")
     follows = f"{evidence.capital(answer.detail)}." if fails else "Some loaders build a quantised head there."
     yield float_head_listed.finding(
@@ -461,7 +466,7 @@ def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
             return
     is_mlx = tables.matrices[0].scheme.startswith("MLX")
     loader, label = (MLX, "mlx-lm 0.32") if is_mlx else (TRANSFORMERS, "transformers 5")
-    answer = consumer(*loader).predict(inspection)
+    answer = _prediction(loader, inspection)
     silent = answer.outcome in (Outcome.RANDOM, Outcome.DISCARDED)
     if not silent and answer.outcome is not Outcome.ERROR:
         return
