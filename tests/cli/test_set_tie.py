@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, configure, edit, flags, operations, plan, snapshot, tensors
 from tests.reload.judge import differences, load
@@ -222,3 +223,35 @@ def test_a_budget_that_is_too_small_names_the_survivor_and_the_next_step(model) 
     assert "the outputs may change by" in small_budget and "add --text FILE" in small_budget
     apart = run("retie --from embed --max-kl 0.01", model("llama-untied")).stderr
     assert apart.splitlines()[1] == "hint: the model is untied; nothing to change"
+
+
+def test_a_t5_that_transformers_5_already_scales_is_tied(model, tmp_path: Path) -> None:
+    """Without a head transformers 4 has random values, so the flag alone repairs both findings."""
+    folder = model("t5")
+    configure(folder, tie_word_embeddings=False, scale_decoder_outputs=True)
+    assert "to compute what transformers 5 does: tieconv set-tie true" in run("retie", folder).stderr
+    first = tieconv.inspect(folder).findings[0]
+    assert first.rule == "TIE003" and first.message.endswith("is tied to shared.weight, run set-tie true.")
+    assert first.remedy is not None and first.remedy.command.startswith("tieconv set-tie true ")
+    before = load("T5ForConditionalGeneration", folder)
+    ok("set-tie true", folder, "-o", tmp_path / "out")
+    assert tieconv.inspect(tmp_path / "out").findings == ()
+    assert differences(before, load("T5ForConditionalGeneration", tmp_path / "out"), shares_head=True) == []
+
+
+def test_a_stored_copy_of_such_a_t5_needs_force(model, tmp_path: Path) -> None:
+    """transformers 4 reads the copy without the scale. TIE014 names key, value and file, and the forced command."""
+    folder = model("t5")
+    configure(folder, tie_word_embeddings=False, scale_decoder_outputs=True)
+    edit(folder, lambda stored: stored.update({H: stored["shared.weight"].clone()}))
+    assert "multiply the logits" in refused("set-tie true", folder)
+    (finding,) = tieconv.inspect(folder).findings
+    assert finding.message.endswith(
+        "If transformers 5 is right, set tie_word_embeddings to true in config.json. "
+        "If transformers 4 is right, set scale_decoder_outputs to false."
+    )
+    assert (
+        finding.remedy is not None and "set-tie true" in finding.remedy.command and "--force" in finding.remedy.command
+    )
+    ok("set-tie true --force", folder, "-o", tmp_path / "out")
+    assert [finding.rule for finding in tieconv.inspect(tmp_path / "out").findings] == ["TIE002"]

@@ -320,7 +320,7 @@ def test_a_tensor_that_llama_cpp_does_not_know(name: str, tmp_path: Path) -> Non
     tensors = [(name, (8,), F32, bytes(32)) for name in [*beside, name]]
     (tmp_path / "model.gguf").write_bytes(gguf([(EMBED, (8, 8), F32, bytes(256)), *tensors], metadata))
     (finding,) = api.inspect(tmp_path / "model.gguf").findings
-    assert f"llama.cpp does not use {name}, and refuses unused tensors" in finding.message
+    assert finding.message.startswith(f"llama.cpp does not use {name}, and refuses unused tensors")
 
 
 @pytest.mark.parametrize(("alignment", "padding", "refused"), [(8, 1, True), (8, 17, False), (64, 1, False)])

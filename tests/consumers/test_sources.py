@@ -155,6 +155,22 @@ CASES: dict[str, tuple[str, Config | None, Tensors, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("spec", "config", "message"),
+    [
+        ("ctranslate2", flagged(PHI, False), "CTranslate2 4.8 reads n_layer of PhiForCausalLM, which"),
+        ("ctranslate2", flagged(NEOX, False), "CTranslate2 4.8 reads rotary_pct of GPTNeoXForCausalLM, which"),
+        ("onnxruntime-genai", GEMMA3, "onnxruntime-genai 0.18 reads rope_type of Gemma3ForCausalLM, which"),
+    ],
+)
+def test_a_refusal_names_the_setting_and_its_loader_once(
+    spec: str, config: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """The finding does not repeat the loader before a sentence that starts with it."""
+    result = api.inspect(save(tmp_path / "model", config, OWN), consumers=spec)
+    assert [finding.message[: len(message)] for finding in result.findings if finding.rule == "CON003"] == [message]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_outcome(case: str, tmp_path: Path) -> None:
     """One outcome, and a sentence that names the tensors."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.checks.fixtures import FIXTURES
+from tests.checks.fixtures.model import LLAMA, flagged, llama, matrix, save
 from tests.children import start, wait_until
 from tests.cli.run import ok, refused, run
 from tests.gate.conftest import NAMES
@@ -78,6 +79,22 @@ def test_the_report_names_models_and_repairs(fleet: Path) -> None:
     page = Path("runs/report.html").read_text(encoding="utf-8")
     assert page.count(f"<code>{repair}</code>") == 1 and "TIE002 redundant-copy" in page
     assert lines[at + 2].removeprefix("    hint: ") in page
+
+
+def test_an_error_for_every_loader_is_above_an_error_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without a head is worse than one that only old vLLM refuses. Its command follows its line."""
+    monkeypatch.chdir(tmp_path)
+    phi = {**LLAMA, "architectures": ["PhiForCausalLM"], "model_type": "phi", "hidden_size": 4, "intermediate_size": 5}
+    save(tmp_path / "fleet" / "a", flagged(phi, False), llama(head=matrix(seed=1)))
+    save(tmp_path / "fleet" / "z", flagged(LLAMA, False), llama())
+    run("fleet check fleet -o runs --for vllm==0.28")
+    assert [(model["source"], model["rules"][0]) for model in report("runs")["worst"]] == [  # type: ignore[attr-defined]
+        ("fleet/z", "TIE003"), ("fleet/a", "CON003"),
+    ]  # fmt: skip
+    page = Path("runs/report.html").read_text(encoding="utf-8")
+    assert re.search(
+        r"is missing, but the config says untied\.[^<]*<br><code>tieconv retie fleet/z -o OUT</code>", page
+    )
 
 
 def test_a_run_names_at_most_twenty_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,6 +297,9 @@ def test_untie_of_an_untied_graph(tmp_path: Path) -> None:
     """Where no head reads the embedding there is nothing to do, and that is said."""
     result = ok("untie", build("untied", tmp_path / "model.onnx"))
     assert "nothing to change" in result.stdout and "no matrix that both" in result.stdout
+    assert "rewrite" not in result.stdout and "on disk" not in result.stdout
+    document = json.loads(ok("untie --json", tmp_path / "model.onnx").stdout)
+    assert document["graphs"] == [{"name": "model.onnx", "changed": False, "answer": "nothing to change"}]
 
 
 def test_beyond_what_a_graph_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,6 +269,19 @@ def test_findings_verbs_and_loaders(name: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", [name for name, state in STATES.items() if "QNT006" in state.rules])
+def test_a_head_that_differs_gets_the_flag_or_the_advice_to_quantise_again(name: str, tmp_path: Path) -> None:
+    """`set-tie false` is offered where it is not refused. transformers reads GPTQ and AWQ codes only in the blocks."""
+    folder = write(tmp_path / "m", STATES[name])
+    (finding,) = [finding for finding in tieconv.inspect(folder).findings if finding.rule == "QNT006"]
+    refused = done(lambda: tieconv.plan_set_tie("false", folder), tmp_path / "out") == "meaning.refused"
+    assert (
+        refused
+        is (finding.remedy is None)
+        is finding.message.endswith("Quantise the model again, without the head or from an untied model.")
+    )
+
+
 @pytest.mark.parametrize("name", [name for name in STATES if name.startswith(("17", "18", "19 b"))])
 def test_set_tie_corrects_the_quantisation_config(name: str, tmp_path: Path) -> None:
     """After it, the config lists the head only if its codes are stored, and no tensor has changed."""

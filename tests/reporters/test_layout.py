@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.reporters.rendered import FOLDER, documents, drawn
+from tests.reporters.rendered import FOLDER, documents, drawn, parity_report
 from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Parity, ProviderUse, Verdict
 from tieconv.reporters.html.parity_page import error_plot, gate_bar, render
 from tieconv.reporters.text import columns, wrapped
@@ -30,6 +31,17 @@ def test_a_document_is_the_recorded_one(name: str) -> None:
 def test_no_record_is_left_over() -> None:
     """Each file is that of a document."""
     assert {path.stem for path in FOLDER.iterdir()} == set(DOCUMENTS)
+
+
+def test_a_report_without_a_compared_case_claims_no_sensitivity() -> None:
+    """No case ran, so no fault was looked for. A report that passed has one sentence, on the page too."""
+    report = parity_report(Verdict.PASSED)
+    assert "sees" in render_parity(report) and "losses are within the limits" in render(report)
+    broken = tuple(replace(case, graph=None, floor=None, error="no kernel") for case in report.cases)
+    assert "a fault that changes" not in render_parity(replace(report, cases=broken)) + render(
+        replace(report, cases=broken)
+    )
+    assert "and its errors are within the limits." in render(replace(report, quantised=None))
 
 
 def test_text_goes_below_a_lead_that_leaves_no_room() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from tieconv.architectures.class_table import exceptions
-from tieconv.checkpoint.family import Family, Knowledge, Tying
+from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.weight_file import fits
@@ -124,6 +124,13 @@ def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | No
 def text_config(inspection: Inspection) -> Mapping[str, object]:
     """Return the config of the language model: the whole config, or the nested one of the part with the head."""
     return nested(inspection.checkpoint.config_values, inspection.family.text_level) or {}
+
+
+def scales_v5(inspection: Inspection) -> bool | None:
+    """Return `scale_decoder_outputs` if transformers 5 scales the logits by it; ``None`` if it does not."""
+    derives = FlagMeaning.DERIVES in (inspection.family.meaning_v5, inspection.family.meaning_v4)
+    scales = text_config(inspection).get(DERIVED_KEY) if derives else None
+    return scales if isinstance(scales, bool) else None
 
 
 def cannot_build(inspection: Inspection) -> bool:

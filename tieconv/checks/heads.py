@@ -116,9 +116,11 @@ def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> 
         return missing_head.finding(evidence.without_head(head), (head,), level=Level.NOTE)
     if inspection.family.mlx_names:
         outcome = "mlx-lm and mlx-vlm fail to load the model"
-    remedy = remedies.retie(inspection, safe=False) or remedies.untie(inspection, safe=False)
+    scaled = remedies.set_scaled(inspection)
+    remedy = remedies.retie(inspection, safe=False) or scaled or remedies.untie(inspection, safe=False)
     choice = " If the head was trained separately, get the file that has it. "
-    choice += f"If the model is tied to {evidence.listed([embedding])}, run retie, or untie to store a copy."
+    commands = "set-tie true" if remedy is scaled else "retie, or untie to store a copy"
+    choice += f"If the model is tied to {evidence.listed([embedding])}, run {commands}."
     return missing_head.finding(
         f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}.{choice if remedy else ''}",
         (head, embedding),

@@ -40,7 +40,15 @@ def message(predictions: list[Prediction]) -> str:
     by_detail: dict[str, list[Prediction]] = {}
     for prediction in predictions:
         by_detail.setdefault(prediction.detail, []).append(prediction)
-    return "; ".join(f"{loaders(alike)}: {detail}" for detail, alike in by_detail.items())
+    return "; ".join(_after_loaders(detail, alike) for detail, alike in by_detail.items())
+
+
+def _after_loaders(detail: str, alike: Sequence[Prediction]) -> str:
+    """Return the detail after its loaders, or alone if it starts with the only one. llama.cpp has a year as version."""
+    first, named = alike[0], loaders(alike)
+    starts = (f"{named} ", f"{first.name} ") if first.version.isdigit() else (f"{named} ",)
+    single = len(alike) == 1 and "(unverified)" not in named
+    return detail if single and detail.lower().startswith(starts) else f"{named}: {detail}"
 
 
 @rule("CON001", "loader-random-head", Level.ERROR)

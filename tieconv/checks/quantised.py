@@ -262,8 +262,9 @@ def quantised_tables_differ(inspection: Inspection) -> Iterator[Finding]:
         says tied. Loaders fail, or they lose a matrix.
 
     ## How to fix
-    `tieconv set-tie false` keeps both matrices and makes the config say untied. `tieconv retie` refuses, because it would
-    lose the values of the head.
+    If a loader reads both matrices, the finding names `tieconv set-tie false`, which makes the config say untied. `tieconv
+    retie` refuses, because it would lose the values of the head. transformers reads GPTQ and AWQ codes only inside the
+    blocks, and `set-tie false` refuses such a head. Then quantise the model again, without the head or from an untied model.
     """
     # Yield at most one finding. QNT001 reports a quantised head that is a copy of a float embedding.
     tables = tables_of(inspection)
@@ -274,12 +275,14 @@ def quantised_tables_differ(inspection: Inspection) -> Iterator[Finding]:
         return
     embedding, head = names_of(inspection)
     kind = "quantised" if tables.of(HEAD) else "float"
+    command = remedy(inspection, "set-tie false", *LOADED_UNTIED)
+    advice = "" if command else " Quantise the model again, without the head or from an untied model."
     yield quantised_tables_differ.finding(
         f"the {kind} {evidence.listed([head])} differs from {evidence.listed([embedding])} "
-        f"({_WORDS[relation.state]}), but {evidence.says(inspection, True)}. Loaders fail, or they lose a matrix.",
+        f"({_WORDS[relation.state]}), but {evidence.says(inspection, True)}. Loaders fail, or they lose a matrix.{advice}",
         (embedding, head),
         level=evidence.certain(inspection, Level.ERROR),
-        remedy=remedy(inspection, "set-tie false", *LOADED_UNTIED),
+        remedy=command,
     )
 
 

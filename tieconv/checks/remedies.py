@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from tieconv.architectures.effective_flag import is_foreign
+from tieconv.architectures.effective_flag import is_foreign, scales_v5
 from tieconv.architectures.stored_names import unexplained, unwrapping
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Action, Remedy
@@ -83,6 +83,14 @@ def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
     if flags and not any(flags) and not evidence.versions_differ(inspection):  # the config already says untied
         return None
     return _remedy(inspection, "set-tie false", safe=safe) if untie(inspection, safe=safe) else None
+
+
+def set_scaled(inspection: Inspection) -> Remedy | None:
+    """Return `tieconv set-tie true` if transformers 5 scales the logits already; ``None`` if it would lose a head."""
+    if not scales_v5(inspection) or any(map(_unequal, inspection.ties)):
+        return None
+    head = inspection.head.output_head
+    return _remedy(inspection, "set-tie true", safe=False, **({"force": True} if head and head.stored else {}))
 
 
 def bias(inspection: Inspection, verb: str, *, safe: bool, **options: object) -> Remedy | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.architectures import loads_both, unexplained
-from tieconv.architectures.effective_flag import DERIVED_KEY, reading_v4, text_config
-from tieconv.checkpoint.family import FlagMeaning, Role
+from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, reading_v4, scales_v5
+from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import OtherShape
@@ -211,21 +211,25 @@ def logit_scale(inspection: Inspection) -> Iterator[Finding]:
 
         warning TIE014: scale_decoder_outputs is false, but the config says tied.
         transformers 4 multiplies the logits by d_model**-0.5, transformers 5 does
-        not.
+        not. If transformers 5 is right, set tie_word_embeddings to false in
+        config.json. If transformers 4 is right, set scale_decoder_outputs to true.
 
     ## How to fix
-    Find out with which release the model was trained. For one release, write the value into the config by which it computes
-    the same. No config serves both, unless the flag and this key agree.
+    Find out with which release the model was trained: flag and key must agree with it. If it was transformers 5 and the key
+    is true, `tieconv set-tie true` sets the flag. Else edit config.json: the finding names key and value.
     """
-    config, family = text_config(inspection), inspection.family
-    scaled, tied = config.get(DERIVED_KEY), reading_v4(inspection)
-    derives = FlagMeaning.DERIVES in (family.meaning_v5, family.meaning_v4)
-    if derives and isinstance(scaled, bool) and inspection.config.known and tied not in (None, scaled):
-        first, second = (5, 4) if scaled else (4, 5)
-        yield logit_scale.finding(
-            f"{DERIVED_KEY} is {str(scaled).lower()}, but the config says {'tied' if tied else 'untied'}. transformers {first} "
-            f"multiplies the logits by d_model**-0.5, transformers {second} does not."
-        )
+    scaled, tied = scales_v5(inspection), reading_v4(inspection)
+    if scaled is None or not inspection.config.known or tied in (None, scaled):
+        return
+    first, second = (5, 4) if scaled else (4, 5)
+    by_five, by_four = str(scaled).lower(), str(tied).lower()
+    level = f"{shown(inspection.family.text_level)}." if inspection.family.text_level else ""
+    yield logit_scale.finding(
+        f"{DERIVED_KEY} is {by_five}, but the config says {'tied' if tied else 'untied'}. transformers {first} "
+        f"multiplies the logits by d_model**-0.5, transformers {second} does not. If transformers 5 is right, set "
+        f"{level}{FLAG} to {by_five} in config.json. If transformers 4 is right, set {level}{DERIVED_KEY} to {by_four}.",
+        remedy=remedies.set_scaled(inspection),
+    )
 
 
 @rule("TIE001", "different-values", Level.ERROR)

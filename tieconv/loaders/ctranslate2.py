@@ -25,6 +25,10 @@ def load(inspection: Inspection) -> Loaded:
     return stopped(_LOADER, refusal) if refusal is not None else loaded
 
 
+_SETTINGS = {"PhiForCausalLM": "n_layer", "GPTNeoXForCausalLM": "rotary_pct"}
+"""The setting that the converter reads and the config class of transformers 5.23 lacks."""
+
+
 def _refused(inspection: Inspection) -> Refusal | None:
     """Return why the converter fails, or why tieconv makes no claim about the class."""
     family, config = inspection.family, inspection.checkpoint.config_values
@@ -33,7 +37,8 @@ def _refused(inspection: Inspection) -> Refusal | None:
         return Refusal(Cause.CONFIG, f"CTranslate2 4.8 does not convert models {with_type(model_type, 'of type')}")
     kind = release_tables.kind(_LOADER, family.architecture)
     if kind == "lacks a setting":
-        sentence = f"CTranslate2 4.8 reads a setting of {shown(family.architecture)} that transformers 5.23 lacks"
+        setting = _SETTINGS[family.architecture]
+        sentence = f"CTranslate2 4.8 reads {setting} of {shown(family.architecture)}, which transformers 5.23 lacks"
         return Refusal(Cause.CONFIG, sentence)
     if kind == "needs normalize_before" and _NEEDED not in config:
         return Refusal(Cause.CONFIG, f"CTranslate2 4.8 reads {_NEEDED}, and the config does not have it")

@@ -52,7 +52,9 @@ def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Ref
     if kind is None:
         return _stop(f"onnxruntime-genai 0.18 does not build {shown(architecture)}")
     if kind == "lacks a setting":
-        return _stop(f"onnxruntime-genai 0.18 reads a setting of {shown(architecture)} that transformers 5.23 lacks")
+        # transformers 5 nests the rope settings of Gemma 3 by the type of the layer, and moves the other one.
+        setting = "rope_type" if architecture.startswith("Gemma3") else "global_head_dim"
+        return _stop(f"onnxruntime-genai 0.18 reads {setting} of {shown(architecture)}, which transformers 5.23 lacks")
     if kind == "not read":
         return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(architecture)}")
     method = _method(inspection)

@@ -87,7 +87,7 @@ def _class_refused(inspection: Inspection, release: str) -> Iterator[Refusal]:
         return
     data = f"vllm-{release}"
     if family.architecture in release_tables.names(data, "fails"):
-        yield Refusal(Cause.CONFIG, f"vLLM {release} cannot run {shown(family.architecture)}")
+        yield Refusal(Cause.CONFIG, f"vLLM cannot run {shown(family.architecture)}")
     key = release_tables.by_type(data, "needs key").get(family.architecture)
     if key is not None and key not in checkpoint.config_values:
         yield Refusal(Cause.CONFIG, f"vLLM's class reads {key} from the config, which does not declare it")

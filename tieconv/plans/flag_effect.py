@@ -45,6 +45,8 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     config = text_config(inspection)
     if DERIVED_KEY in config and config[DERIVED_KEY] is not (verb == "untie"):
         problem = f"{DERIVED_KEY} (for transformers 5) contradicts the tie flag (for transformers 4)"
+        if verb == "retie":
+            hint = Hint("to compute what transformers 5 does: ", again(inspection, "set-tie true"))
         refuse(f"{problem}, so the two already compute different logits", hint, "flag.forward")
     width = text_config(inspection).get("d_model")
     exponent = _half_log2(width) if isinstance(width, int) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.results.checked import RANK, CheckedModel, CheckReport, Failure
 from tieconv.checkpoint.value_type import Listed, Printed, record, values_of
 from tieconv.text import count
@@ -12,6 +12,8 @@ from tieconv.version import VERSION
 
 UNREAD = "unread"
 """In place of a rule: the model could not be read."""
+_ONE_LOADER = "CON"
+"""Start of the rules about the loaders that the user asked for."""
 
 
 @record
@@ -88,16 +90,19 @@ class FleetReport(Printed):
 
     @property
     def worst(self) -> tuple[CheckedModel, ...]:
-        """The models that fail: the unread first, then those with the most errors, warnings and notes."""
+        """The models that fail: the unread first, then by the errors for every loader, then by all errors."""
         return tuple(sorted(filter(self.checked.fails, self.checked.models), key=self._badness))
 
     def counting(self, model: CheckedModel) -> list[Finding]:
-        """Return the findings of a model that count, the worst first."""
-        return [entry.finding for entry in model.findings if self.checked.counts(entry)]
+        """Return the findings of a model that count, the worst first: those about one loader after the others."""
+        counting = [entry.finding for entry in model.findings if self.checked.counts(entry)]
+        return sorted(counting, key=lambda finding: (RANK[finding.level], finding.rule.startswith(_ONE_LOADER)))
 
     def _badness(self, model: CheckedModel) -> tuple[object, ...]:
-        ranks = [RANK[finding.level] for finding in self.counting(model)]
-        return (model.failure is None, *(-ranks.count(rank) for rank in sorted(RANK.values())), model.source)
+        counting = self.counting(model)
+        ranks = [RANK[finding.level] for finding in counting]
+        errors = sum(entry.level is Level.ERROR and not entry.rule.startswith(_ONE_LOADER) for entry in counting)
+        return (model.failure is None, -errors, *(-ranks.count(rank) for rank in sorted(RANK.values())), model.source)
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of schema `tieconv.fleet-report/1`. It names the models that fail, the worst first."""

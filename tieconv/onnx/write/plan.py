@@ -64,7 +64,7 @@ class PlannedGraphs(Printed):
             source=self.listing.source,
             form=self.form,
             names=tuple(file.name for file in self.files),
-            changed=tuple(store.graphs),
+            changed=tuple(store.graphs) if named is None or any(file.changed for file in self.files) else (),
             matrices=self.matrices,
             bytes_read=sum(file.nbytes for file in store.data),
             bytes_written=sum(file.nbytes for file in store.files),

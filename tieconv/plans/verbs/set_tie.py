@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tieconv.architectures.effective_flag import is_foreign, reading_v4
+from tieconv.architectures.effective_flag import is_foreign, reading_v4, scales_v5
 from tieconv.checkpoint.family import FlagMeaning, Role, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
@@ -40,7 +40,7 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool) -> Plan:
     """
     _guard(inspection, flag, force)
     tied = _auto(inspection) if flag is Flag.AUTO else flag is Flag.TRUE
-    _guard_meaning(inspection, tied)
+    _guard_meaning(inspection, tied, force)
     lost = losses(inspection, tied)
     if lost and not force:
         refuse(lost[0].sentence, lost[0].hint, lost[0].code)
@@ -72,8 +72,11 @@ def _guard(inspection: Inspection, flag: Flag, force: bool) -> None:
         refuse(problem, "give the model's directory", "config.absent")
 
 
-def _guard_meaning(inspection: Inspection, tied: bool) -> None:
-    """Refuse a change of the flag that also changes the forward pass."""
+def _guard_meaning(inspection: Inspection, tied: bool, force: bool) -> None:
+    """Refuse a change of the flag that also changes the forward pass.
+
+    If transformers 5 scales the logits already, a tie makes transformers 4 compute the same, and a note says so.
+    """
     effective, family = inspection.config.effective, inspection.family
     # A class that never ties may still scale its logits by the flag.
     obeyed = effective or family.tying is Tying.NEVER
@@ -84,11 +87,16 @@ def _guard_meaning(inspection: Inspection, tied: bool) -> None:
     if family.tying is Tying.CAN:
         guard_flip(inspection, verb)
     meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
+    head = inspection.head.output_head
+    agrees = tied and scales_v5(inspection)
+    if agrees and (force or (head is not None and not head.stored)):
+        return
     if meanings != {FlagMeaning.STORAGE}:
+        rewriting = Hint("run ", call(verb), ", which rewrites the head if that is exact")
         refuse(
             f"some transformers versions multiply the logits of {family.architecture} by d_model**-0.5 if the flag is "
             "true, so its outputs would change",
-            Hint("run ", call(verb), ", which rewrites the head if that is exact"),
+            Hint("accept it with: ", again(inspection, "set-tie true", force=True)) if agrees else rewriting,
             "flag.forward",
         )
     if not tied and (sentence := always_tied(inspection)):

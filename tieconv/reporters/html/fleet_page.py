@@ -128,6 +128,12 @@ def _model(report: FleetReport, model: CheckedModel) -> str:
     else:
         counting = report.counting(model)
         rules = " ".join(f'<span class="{entry.level}">{escape(entry.rule)}</span>' for entry in counting)
-        advices = dict.fromkeys(finding.next_step for finding in counting if finding.next_step)
-        messages = "<br>".join((*(escape(entry.message, 1000) for entry in counting), *map(_command, advices)))
+        advised: set[str] = set()
+        lines = []
+        for finding in counting:
+            lines.append(escape(finding.message, 1000))
+            if finding.next_step and finding.next_step not in advised:
+                lines.append(_command(finding.next_step))
+            advised.add(finding.next_step)
+        messages = "<br>".join(lines)
     return f'<tr><td>{escape(model.source)}</td><td class="k">{rules}</td><td>{messages}</td></tr>'

@@ -11,7 +11,7 @@ from tieconv.package_data import data_text
 from tieconv.reporters.html import STYLE, page
 from tieconv.reporters.html.analyze_page import drawn_figure
 from tieconv.reporters.html.svg import Frame, Plot, Point
-from tieconv.reporters.text.parity_text import facts, number
+from tieconv.reporters.text.parity_text import facts, number, passed
 from tieconv.text import count, shown
 
 _OWN = data_text(__name__, "parity.css")
@@ -31,7 +31,7 @@ def _text(value: object) -> str:
 def _head(report: Parity) -> Iterator[str]:
     yield f'<h1>{_text(report.graph)}</h1>\n<p class="soft">measured against {_text(report.model)}</p>'
     sentences = {
-        Verdict.PASSED: "The graph holds the required weights, and its errors are as small as those of torch.",
+        Verdict.PASSED: f"{passed(report).capitalize()}.",
         Verdict.FAILED: f"{count(sum(gate.state == 'failed' for gate in report.gates), 'gate')} failed."
         + (f" Cause: {report.reason}." if report.reason else ""),
         Verdict.NOT_RUN: f"{report.reason}. Next: {report.hint}",

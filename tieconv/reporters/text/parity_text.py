@@ -11,8 +11,6 @@ from tieconv.reporters.text import Paint, columns, notes, plain, wrapped
 from tieconv.text import count, shown, size
 
 _SHOWN = 12
-_PASSED = "passed: the graph holds the required weights, and its errors are within the limits"
-_QUANTISED_PASSED = "passed: the graph computes with its quantised weights, and its losses are within the limits"
 _STYLES = {parity.Verdict.PASSED: "good", parity.Verdict.FAILED: "error", parity.Verdict.NOT_RUN: "warning"}
 
 
@@ -31,6 +29,13 @@ def render_parity(report: parity.Parity, paint: Paint = plain, width: int | None
     return "\n\n".join(blocks)
 
 
+def passed(report: parity.Parity) -> str:
+    """Return what a report that passed has shown, without a full stop."""
+    if report.quantised is None:
+        return "the graph holds the required weights, and its errors are within the limits"
+    return "the graph computes with its quantised weights, and its losses are within the limits"
+
+
 def facts(report: parity.Parity) -> Iterator[tuple[str, str]]:
     """Yield what was measured, where and with what, as names and sentences."""
     structure, use = report.structure, report.provider
@@ -39,7 +44,7 @@ def facts(report: parity.Parity) -> Iterator[tuple[str, str]]:
         for note in structure.notes:
             yield "fed", shown(note, 400)
     if report.fed is not None:
-        yield from _fed(report.fed)
+        yield from _fed(report.fed, compared=any(case.graph is not None for case in report.cases))
     placed = ", ".join(f"{number} nodes on {shown(name)}" for name, number in use.placement.items())
     asked = f"requested: {use.requested}" + (f"; {placed}" if placed else "")
     yield "provider", f"{shown(use.active) or 'none'} ({asked})"
@@ -61,8 +66,8 @@ def facts(report: parity.Parity) -> Iterator[tuple[str, str]]:
         yield "TF32", f"with TF32 the RMS error is {number(logits.ratio)} times torch's (not judged; off above)"
 
 
-def _fed(fed: parity.Fed) -> Iterator[tuple[str, str]]:
-    """Yield what was fed, what was not, and how small a fault fails."""
+def _fed(fed: parity.Fed, *, compared: bool) -> Iterator[tuple[str, str]]:
+    """Yield what was fed, what was not, and how small a fault fails if a case was ``compared``."""
     within = "" if fed.budget is None else f" (budget {fed.budget:.0f} s)"
     steps = f", {count(fed.steps, 'cached step')}" if fed.steps else ""
     tokens = count(fed.tokens, "token")
@@ -78,7 +83,7 @@ def _fed(fed: parity.Fed) -> Iterator[tuple[str, str]]:
         yield "not fed", f"prompts of more than {count(fed.tokens, 'token')}: --length"
     if fed.not_judged:
         yield "not judged", f"{count(fed.not_judged, 'more position')}, where torch's own logits are not finite"
-    if not fed.positions:
+    if not (fed.positions and compared):
         return
     often = f"in 1 of {1 / fed.share:.0f} random positions or more (19 times of 20)"
     yield "sees", f"a fault that changes the logits of a case by {fed.change:.1e} of their RMS, {often}"
@@ -159,7 +164,7 @@ def number(value: float | None) -> str:
 
 def _verdict(report: parity.Parity, paint: Paint, width: int | None) -> Iterator[str]:
     sentences = {
-        parity.Verdict.PASSED: _PASSED if report.quantised is None else _QUANTISED_PASSED,
+        parity.Verdict.PASSED: f"passed: {passed(report)}",
         parity.Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if gate.state == "failed"),
         parity.Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]

@@ -222,6 +222,9 @@ def _graph_rows(plan: GraphPlan, unchanged: str) -> Iterator[tuple[str, ...]]:
                 yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{head_form}"
     for name in plan.changed:
         yield "rewrite", shown(name), "graph"
+    if not plan.changed:
+        yield "copy", shown(plan.source), "the graph and its weights, unchanged"
+        return
     yield "on disk", size(plan.bytes_before), f"becomes {size(plan.bytes_after)}"
     before = sum(matrix.held_before for matrix in plan.matrices)
     after = sum(matrix.held_after for matrix in plan.matrices)
