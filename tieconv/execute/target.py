@@ -228,12 +228,13 @@ def _not_a_model(final: Path) -> str:
 
 
 _OF_MODEL = re.compile(
-    r"(onnx/)?((pytorch_|adapter_|lit_)?model|consolidated|encoder|decoder|embed_tokens)[^/]*"
+    r"(?!.*optim)(onnx/)?((pytorch_|adapter_|lit_)?model|consolidated)[^/]*"
     r"\.(safetensors|bin|pt|pth|th|ckpt|gguf|onnx|onnx_data(_\d+)?|onnx\.data|index\.json)"
-    r"|[^/]+-\d{5}-of-\d{5}\.\w+"
-    r"|([^/]*_)?config\.json|(config_sentence_transformers|modules|params|export|parity)\.json|parity\.html"
-    r"|(tokenizer|vocab|merges|added_tokens|special_tokens|chat_template|tekken|spiece|sentencepiece)[^/]*"
-    r"\.(json|txt|model(\.v\d)?|jinja|bpe)|[^/]+\.tiktoken"
+    r"|(onnx/)?(encoder|decoder|embed_tokens)[^/]*\.(onnx|onnx_data(_\d+)?|onnx\.data)"
+    r"|(?!optim)[^/]+(-\d{5}-of-\d{5}\.(safetensors|bin|pt|pth|th|ckpt|gguf)|\.(safetensors|bin)\.index\.json)"
+    r"|([^/]*_)?config\.json|(config_sentence_transformers|modules|normalizer|params|export|parity)\.json|parity\.html"
+    r"|(tokenizer|vocab|merges|added_tokens|special_tokens|chat_template|tekken|spiece|spm|sentencepiece)[^/]*"
+    r"\.(json|txt|model(\.v\d)?|jinja|bpe)|[^/]+\.(tiktoken|spm)"
     r"|(readme|licen[cs]e|notice|use_policy)[^/]*|\.gitattributes|\.DS_Store|\.cache/huggingface/.*",
     re.IGNORECASE,
 )
