@@ -362,6 +362,7 @@ EXPERTS = {
 }
 MOE_WHOLE = {**llama(), **NORM, **layers(range(2)), **EXPERTS}
 SECOND_EXPERTS = "model.layers.1.block_sparse_moe.experts."
+DENSE = "model.layers.0.mlp.experts."
 FAILS = "transformers 5 fails to load the model. transformers 4 fills"
 MISSING_EXPERTS: dict[str, tuple[Config, Tensors, str]] = {
     "whole": (MIXTRAL, MOE_WHOLE, ""),
@@ -400,11 +401,20 @@ MISSING_EXPERTS: dict[str, tuple[Config, Tensors, str]] = {
             **without(MOE_WHOLE, SECOND_EXPERTS),
             **{name.replace("layers.0.", "layers.2."): matrix() for name in MOE_WHOLE if "layers.0." in name},
         },
-        f"{SECOND_EXPERTS}0.w1.weight, {SECOND_EXPERTS}0.w2.weight, {SECOND_EXPERTS}0.w3.weight, "
-        f"{SECOND_EXPERTS}1.w1.weight and 5 more are not stored, but the other 2 layers have them. "
-        "transformers fills them with untrained values.",
+        f"{SECOND_EXPERTS.rstrip('.')} is not stored, but other layers have them. "
+        "transformers fills it with untrained values.",
     ),
-    "a layer without experts": (MIXTRAL, without(MOE_WHOLE, SECOND_EXPERTS), ""),
+    "no expert of one of two layers": (
+        MIXTRAL,
+        without(MOE_WHOLE, SECOND_EXPERTS),
+        f"{SECOND_EXPERTS.rstrip('.')} is not stored, but other layers have them. "
+        "transformers fills it with untrained values.",
+    ),
+    "a dense layer of a class whose layers differ": (
+        {**MOE, "num_hidden_layers": 2},
+        without({name.replace("block_sparse_moe", "mlp"): value for name, value in MOE_WHOLE.items()}, DENSE),
+        "",
+    ),
 }
 
 

@@ -195,7 +195,7 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
             yield Missing(entry.counted, absent)
         within = {number: layers[number] for number in numbers if number in layers}
         config = nested(checkpoint.config_values, entry.level) or {}
-        experts = [*_missing_experts(config, begin, within, quantised)]
+        experts = [*_missing_experts(config, entry, within, quantised)]
         yield from experts
         if quantised:
             continue
@@ -252,37 +252,48 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_n
 
 
 def _missing_experts(
-    config: Mapping[str, object], begin: str, layers: Mapping[str, Collection[str]], quantised: bool
+    config: Mapping[str, object], entry: _StoredList, layers: Mapping[str, Collection[str]], quantised: bool
 ) -> Iterator[Missing]:
-    """Yield the experts that a layer with experts lacks, and the matrices that one of its experts lacks.
+    """Yield the experts that a layer lacks, and the matrices that one of its experts lacks.
 
-    ``config`` is the level of the config that counts the layers.
+    ``config`` is the level of the config that counts the layers. If the layers differ, one may have no experts at all.
     """
     key = next((key for key in _EXPERT_COUNTS if type(config.get(key)) is int), "")
     total = config.get(key)
     assert total is None or isinstance(total, int)
-    absent, partial = list[str](), list[str]()
-    for number, names in layers.items():
-        experts: dict[str, dict[int, set[str]]] = {}
-        for name in names:
-            start, word, rest = name.partition("experts.")
-            index, _, leaf = rest.partition(".")
-            if word and index.isascii() and index.isdecimal() and len(index) < _DIGITS:
-                experts.setdefault(start + word, {}).setdefault(int(index), set()).add(leaf)
+    none, absent, partial = list[str](), list[str](), list[str]()
+    by_layer = {number: _experts(names) for number, names in layers.items()}
+    starts = {start for experts in by_layer.values() for start in experts} if entry.alike else ()
+    for number, experts in by_layer.items():
+        begin = f"{entry.begin}{number}."
+        none += [f"{begin}{start.rstrip('.')}" for start in sorted(starts) if start not in experts]
         for start, stored in experts.items():
             expected = range(min(total or 0, _MOST_LAYERS) or max(stored) + 1)
-            absent += [f"{begin}{number}.{start}{expert}" for expert in expected if expert not in stored]
+            absent += [f"{begin}{start}{expert}" for expert in expected if expert not in stored]
             shared = Counter(leaf for parts in stored.values() for leaf in parts)
             leaves = {leaf for leaf, times in shared.items() if times > len(stored) / 2 and leaf.endswith(".weight")}
             for expert, parts in stored.items() if not quantised else ():
                 # An expert with other parts is adapted, or has old names.
                 if parts < leaves:
-                    partial += [f"{begin}{number}.{start}{expert}.{leaf}" for leaf in sorted(leaves - parts)]
+                    partial += [f"{begin}{start}{expert}.{leaf}" for leaf in sorted(leaves - parts)]
+    if none:  # transformers 5 loads a layer without any
+        yield Missing("other layers have them", none)
     if absent:
         counted = f"the config says {count(total, 'expert')} ({key})" if total else "experts with higher numbers are"
         yield Missing(counted, absent, experts=True)
     if partial:
         yield Missing(f"the other experts have {'it' if len(partial) == 1 else 'them'}", partial, experts=True)
+
+
+def _experts(names: Collection[str]) -> dict[str, dict[int, set[str]]]:
+    """Return the parts of each numbered expert of a layer, by the module of the experts."""
+    experts: dict[str, dict[int, set[str]]] = {}
+    for name in names:
+        start, word, rest = name.partition("experts.")
+        index, _, leaf = rest.partition(".")
+        if word and index.isascii() and index.isdecimal() and len(index) < _DIGITS:
+            experts.setdefault(start + word, {}).setdefault(int(index), set()).add(leaf)
+    return experts
 
 
 _NORM_OR_BIAS = re.compile(r"norm|\bln|\.bias$")
