@@ -287,6 +287,10 @@ def test_overwrite_says_what_goes(model: Path, tmp_path: Path) -> None:
     assert written == (f"{out} is replaced and loses 5 files that the new model lacks: "
                        f"{', '.join(gone[:3])}, … and 2 more",)  # fmt: skip
     assert models.files_under(out) == models.files_under(model)
+    (out / "onnx").mkdir()
+    (out / "model.safetensors").rename(out / "onnx" / "model.onnx")
+    execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
+    assert models.files_under(out) == models.files_under(model)
     (out / "modeling_b.py").write_text("x")
     with pytest.raises(DestinationError, match=r"also holds modeling_b\.py, which"):
         execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)

@@ -223,7 +223,8 @@ def _not_a_model(final: Path) -> str:
     names = os.listdir(final)
     if ".git" in names:
         return "contains a Git repository"
-    model = any(name.endswith((*_WEIGHTS, *_INDEXES, GRAPH_SUFFIX)) for name in names)
+    graphs = os.listdir(final / "onnx") if (final / "onnx").is_dir() else []  # as transformers.js loads them
+    model = any(name.endswith((*_WEIGHTS, *_INDEXES, GRAPH_SUFFIX)) for name in (*names, *graphs))
     return "" if model or not names else "does not contain a model"
 
 
