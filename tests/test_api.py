@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -105,19 +106,32 @@ def test_several_loaders_and_values_of_another_type(models: Path) -> None:
     tieconv.plan_convert("torch", models / "t5", max_shard_size=1000)
 
 
+def test_a_model_that_is_no_path_is_a_type_error(models: Path) -> None:
+    """As Python's own functions on paths. It was an `UnreadableError` about a file named None."""
+    calls: tuple[Callable[[Any], object], ...] = (
+        tieconv.inspect, tieconv.analyze, tieconv.plan_export, tieconv.plan_push,
+        lambda value: tieconv.diff(models / "t5", value), lambda value: tieconv.check([value]),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(TypeError):
+            call(None)
+
+
 def test_a_wrong_choice_lists_the_right_ones(models: Path) -> None:
     """Of every argument that takes one of a few words."""
     calls: dict[str, Callable[[], object]] = {
-        "header, candidates, full": lambda: tieconv.inspect(models / "t5", depth="ful"),
-        "embed, head, mean": lambda: tieconv.plan_retie(models / "t5", survivor="foo"),
-        "keep, zero, strip": lambda: tieconv.plan_untie(models / "t5", bias="zer"),
-        "safetensors, torch": lambda: tieconv.plan_convert("tied", models / "t5"),
-        "true, false, auto": lambda: tieconv.plan_set_tie("yes", models / "t5"),
-        "zeros, mean": lambda: tieconv.plan_resize(models / "t5", to="rows", fill="ones"),
-        "auto, exact, sampled": lambda: tieconv.analyze(models / "t5", neighbours="some"),  # type: ignore[arg-type]
-        "zero, strip, unify, resize": lambda: tieconv.plan_bias("drop", models / "t5"),
-        "error, warning, note": lambda: tieconv.check(models / "t5", fail_on="warn"),
+        "depth 'ful' is not one of header, candidates, full": lambda: tieconv.inspect(models / "t5", depth="ful"),
+        "survivor 'foo' is not one of embed, head, mean": lambda: tieconv.plan_retie(models / "t5", survivor="foo"),
+        "bias 'zer' is not one of keep, zero, strip": lambda: tieconv.plan_untie(models / "t5", bias="zer"),
+        "format 'tied' is not one of safetensors, torch": lambda: tieconv.plan_convert("tied", models / "t5"),
+        "flag 'yes' is not one of true, false, auto": lambda: tieconv.plan_set_tie("yes", models / "t5"),
+        "fill 'ones' is not one of zeros, mean": lambda: tieconv.plan_resize(models / "t5", to="rows", fill="ones"),
+        "neighbours 'some' is not one of auto, exact, sampled": lambda: tieconv.analyze(
+            models / "t5", neighbours="some"
+        ),  # type: ignore[arg-type]
+        "action 'drop' is not one of zero, strip, unify, resize": lambda: tieconv.plan_bias("drop", models / "t5"),
+        "level 'warn' is not one of error, warning, note": lambda: tieconv.check(models / "t5", fail_on="warn"),
     }
-    for choices, call in calls.items():
-        with pytest.raises(ValueError, match=f"is not one of {choices}"):
+    for sentence, call in calls.items():
+        with pytest.raises(ValueError, match=f"^{sentence}"):
             call()

@@ -100,5 +100,6 @@ def _sections() -> Iterator[str]:
                     yield f"{home}      heading: tieconv.{name}\n      members: {_members(value)}\n"
                 else:  # a reader without the site sees the call too
                     yield f"### tieconv.{name}\n\n```python\n{_signature(name, value)}\n```\n"
-                    yield f"{home}      show_root_heading: false\n      show_signature: false\n"
+                    hidden = ("show_root_heading", "show_root_toc_entry", "show_signature")
+                    yield home + "".join(f"      {option}: false\n" for option in hidden)
                 yield f"```pycon\n{EXAMPLES[name]}```\n"

@@ -264,10 +264,14 @@ def test_a_copy_names_the_command(tmp_path: Path) -> None:
 def test_a_command_that_changes_the_outputs_says_so(tmp_path: Path) -> None:
     alone = {"model.embed_tokens.weight": matrix()}
     folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": False}, alone)
-    tied, wrong, run, _ = first_lines(folder)
+    tied, wrong, first, command = first_lines(folder)
     assert tied == "Untied: tie_word_embeddings is false."
     assert wrong.startswith("1 error: ")
-    assert run.endswith("(review first: may change the model's outputs)")
+    assert first == "First: get the file that has lm_head.weight, if the head was trained separately."
+    assert command.startswith("If the model is tied, run: tieconv retie ")
+    assert command.endswith("(review first: may change the model's outputs)")
+    checked = run("check", folder).stdout
+    assert re.search(r"next: get the file that has lm_head\.weight\n +if tied: tieconv retie ", checked)
 
 
 def test_the_message_of_several_findings_is_called_the_first(tmp_path: Path) -> None:

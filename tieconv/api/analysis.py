@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -112,7 +113,7 @@ def analyze_revisions(
             untied = untied_tables(stack.enter_context(opened_subject(on_disk(against, True))))
         request = Request(embed, head, exact, untied, reference)
         file = EvolutionFile(None if resume is None else str(resume))
-        return evolve(str(path), named(str(path), revisions), opened, request, file, done)
+        return evolve(os.fspath(path), named(os.fspath(path), revisions), opened, request, file, done)
 
 
 # Run the demonstration: a toy model, trained tied and untied, and its table.

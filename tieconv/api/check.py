@@ -82,7 +82,7 @@ def check(
     if not several:
         raise ValueError("models: give at least one model, since a check of none would pass")
     modules = [model for model in several if is_module(model)]
-    stored = [str(model) for model in several if not is_module(model)]
+    stored = [os.fspath(model) for model in several if not is_module(model)]  # type: ignore[arg-type]  # no iterable
     paths = expand(stored, include=include, exclude=exclude, newer_than=newer_than)
     named = None if base is None else str(base)
     report = run_gate(policy, paths, embed=embed, head=head, base=named, jobs=jobs, executor=executor)[0]

@@ -65,7 +65,7 @@ def inspect(
     if is_module(path):
         return inspect_in_memory(path, depth, embed, head, consumers)
     chosen = _consumers(consumers)
-    with opened(str(path), tick) as model:
+    with opened(os.fspath(path), tick) as model:
         if ties_only:
             return narrowly(model, Depth(depth), embed, head)
         named = None if base is None else str(base)
@@ -95,7 +95,7 @@ def is_graph(path: str | Path = ".") -> bool:
 
     Return false for a remote model, of which tieconv reads only checkpoints.
     """
-    return not is_remote(str(path)) and holds_graphs(locate(str(path)))
+    return not is_remote(os.fspath(path)) and holds_graphs(locate(os.fspath(path)))
 
 
 def refuse_graphs(*paths: str | Path) -> None:
@@ -127,7 +127,7 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
     from tieconv.comparison import compare
 
     refuse_graphs(a, b)
-    with opened(str(a)) as model_a, opened(str(b)) as model_b:
+    with opened(os.fspath(a)) as model_a, opened(os.fspath(b)) as model_b:
         evidence_a = _comparable(inspected(model_a, Depth.CANDIDATES, embed, head, bare=True))
         evidence_b = _comparable(inspected(model_b, Depth.CANDIDATES, embed, head, bare=True))
         readers = tensor_reader(evidence_a.checkpoint, model_a[1]), tensor_reader(evidence_b.checkpoint, model_b[1])

@@ -66,7 +66,7 @@ def _readable(path: str | Path) -> Listing:
     from tieconv.formats import read_checkpoint
     from tieconv.onnx.child import check_opens
 
-    listing = locate(str(path))
+    listing = locate(os.fspath(path))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
     for caution in checkpoint.cautions:
@@ -217,32 +217,34 @@ def parity(
         from tieconv.onnx.parity.measured_pair import Wishes, graph_file
         from tieconv.onnx.parity.validate import run_parity, run_quantised_parity
 
-        graph = graph_file(str(onnx))
+        graph = graph_file(os.fspath(onnx))
         if not os.path.lexists(graph):  # checked first, because the user may have left out MODEL
             hint = Hint("give the graph, or a directory with model.onnx, and then the model: ", _PARITY)
             raise UnreadableError(f"{shown(graph)}: no such file", hint, "path.absent")
         refuse_graphs(model)
         evidence = inspect(on_disk(model), depth=Depth.HEADER)
         if quantised and os.path.isdir(graph):
-            again = call("parity", str(onnx), str(model))
+            again = call("parity", os.fspath(onnx), str(model))
             one_graph = call("export", str(model), out=OUT, quantise="int8")
             problem = f"{shown(onnx)}: --quantised measures one graph, not an encoder and a decoder"
             hint = Hint("measure the float pair: ", again, "; quantise the model as one graph: ", one_graph)
             raise RefusedError(problem, hint, "parity.quantised")
         if quantised:
             words = None if text is None else str(text)
-            return run_quantised_parity(str(onnx), evidence, provider, reference, words, reference_device, seconds)
+            return run_quantised_parity(
+                os.fspath(onnx), evidence, provider, reference, words, reference_device, seconds
+            )
         wishes = Wishes(str(inputs) if inputs else "", length, batch, seconds)
-        return run_parity(str(onnx), evidence, provider, reference, wishes, reference_device)
+        return run_parity(os.fspath(onnx), evidence, provider, reference, wishes, reference_device)
 
     return limited(
-        measured, lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory), str(onnx), progress
+        measured, lambda: limits_for(_stored(onnx) + _stored(model), timeout, max_memory), os.fspath(onnx), progress
     )
 
 
 def _stored(path: str | Path) -> int:
     """Return the bytes of the files in the directory of a graph or a model; none for a remote model."""
-    folder = str(path) if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    folder = os.fspath(path) if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     if not os.path.lexists(path):
         return 1 << 30
     with os.scandir(folder) as entries:

@@ -45,8 +45,8 @@ def plan_push(
     require()
     from tieconv.sources.hub.push import changes, grouped, private
 
-    guard_push(str(directory), repo_path, pull_request)
-    with opened(target) as remote, opened(str(directory)) as local:
+    guard_push(os.fspath(directory), repo_path, pull_request)
+    with opened(target) as remote, opened(os.fspath(directory)) as local:
         hub_files = _guarded(directory, remote, local)
         kept_back = private(local[0].entries, include)
         # Only bytes in the local cache are compared; nothing is downloaded for it.
@@ -62,7 +62,7 @@ def plan_push(
         states = {name: read.get(name) or local[1].state(name) for name in uploaded}
         push_effects = effects(before, after, (hub_files, local[1]), same, compares=compares)
     return Push(
-        directory=str(directory),
+        directory=os.fspath(directory),
         repo=repo_path.repo,
         revision=repo_path.revision,
         commit=remote[2],

@@ -62,7 +62,7 @@ class Source:
 
         def planned(path: str | Path, here: Here | None) -> PlannedWrite:
             if here:
-                evidence = proved(str(path), depth, self.embed, self.head)
+                evidence = proved(os.fspath(path), depth, self.embed, self.head)
             else:
                 evidence = inspect(path, depth=depth, embed=self.embed, head=self.head, bare=own, accept=guard_many)
             if self.drop_other_formats:
@@ -400,13 +400,13 @@ def plan_reindex(
     if strip_prefix:
         return source.plan(reindex.plan_strip_prefix, Depth.HEADER)
     if add_format:
-        with opened(str(path)) as (listing, files, _):
+        with opened(os.fspath(path)) as (listing, files, _):
             alone_in_file = is_one_file(listing, files)
         if alone_in_file:
             return source.plan(plan_add_format, Depth.HEADER)
 
     def planned(path: str | Path, here: Here | None) -> PlannedWrite:
-        with opened(str(path)) as (listing, files, commit):
+        with opened(os.fspath(path)) as (listing, files, commit):
 
             def same(a: TensorRecord, b: TensorRecord) -> bool:
                 reader, (left, right) = readable(files, (a, b))

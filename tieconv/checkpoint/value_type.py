@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from enum import StrEnum
@@ -31,7 +32,8 @@ class Choice(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        raise ValueError(f"{value!r} is not one of {', '.join(cls)}")
+        *_, argument = re.findall("[A-Z][a-z]+", cls.__name__.removesuffix("Choice"))  # BiasSurvivor: survivor
+        raise ValueError(f"{argument.lower()} {value!r} is not one of {', '.join(cls)}")
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

@@ -55,8 +55,9 @@ def _worst(report: FleetReport, paint: Paint, width: int | None) -> Iterator[str
         rules = " ".join(dict.fromkeys(finding.rule for finding in counting))
         why = model.failure.message.removeprefix(f"{source}: ") if model.failure else f"{rules}: {counting[0].message}"
         yield from wrapped(shown(why, 400), f"  {source}: ", width)
-        if remedy := next((finding.remedy for finding in counting if finding.remedy), None):
-            yield from next_lines(remedy, "    ", width)
+        if repaired := next((finding for finding in counting if finding.remedy), None):
+            assert repaired.remedy is not None
+            yield from next_lines(repaired, repaired.remedy, "    ", width)
         elif counting:
             yield f"    next: tieconv explain {counting[0].rule}"
         yield from wrapped(shown(model.failure.hint, 400), "    hint: ", width) if model.failure else ()

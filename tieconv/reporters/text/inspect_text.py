@@ -10,7 +10,7 @@ from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import Finding, Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection, LiveModel, State
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
-from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, plain, wrapped
+from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, lost_head, plain, wrapped
 from tieconv.text import count, json_value, listed, shown, size
 
 _SHOWN_TIES = 8
@@ -252,20 +252,25 @@ def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[
     first = ": " if len(inspection.findings) == 1 else "; first: "
     for line in wrapped(f"{counts}{first}{(about_files or worst)[0].message}", "", width):
         yield paint(line, LEVEL_STYLES[level])
-    yield _next(worst, about_files, inspection.findings)
+    yield from _next(worst, about_files, inspection.findings)
 
 
-def _next(worst: Sequence[Finding], about_files: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    """Return the line with the first remedy of the worst findings, else the command that explains the first finding.
+def _next(worst: Sequence[Finding], about_files: Sequence[Finding], findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the line with the first remedy of the worst findings, else the command that explains the first finding.
 
-    If only predictions of loaders are that bad, no explanation helps: it returns the first remedy of any finding.
+    If only predictions of loaders are that bad, no explanation helps: it yields the first remedy of any finding. Before
+    a command that ties a model whose head is lost, it yields where the head may be.
     """
-    remedy = next((finding.remedy for finding in (worst if about_files else findings) if finding.remedy), None)
-    if remedy is None and not about_files and str(worst[0].level) == "error":
-        return "tieconv found no command that helps these loaders."
-    if remedy is None:
-        return f"Run: tieconv explain {(about_files or worst)[0].rule}"
-    return f"Run: {remedy.advice}"
+    repaired = next((finding for finding in (worst if about_files else findings) if finding.remedy), None)
+    if repaired is not None and lost_head(repaired):
+        yield f"First: {lost_head(repaired)}, if the head was trained separately."
+        yield f"If the model is tied, run: {repaired.next_step}"
+    elif repaired is not None:
+        yield f"Run: {repaired.next_step}"
+    elif not about_files and str(worst[0].level) == "error":
+        yield "tieconv found no command that helps these loaders."
+    else:
+        yield f"Run: tieconv explain {(about_files or worst)[0].rule}"
 
 
 # The rows of an inspection that name the input embedding, the output head and its bias.
