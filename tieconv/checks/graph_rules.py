@@ -394,7 +394,11 @@ def _orientations(reads: list[_Read]) -> tuple[bool, bool]:
 def _refusals(reads: list[_Read], copies: Mapping[str, bool], form: tuple[bool, str]) -> Iterator[str]:
     """Yield why nodes cannot read the matrix in this form."""
     turned, dtype = form
+    returned = {read.use.name for read in reads if read.use.operator == "output"}
     for read in reads:
+        # Only the copy that stays can be an output, and only as stored.
+        if read.use.operator == "output" and (read.use.turned or len(returned) > 1):
+            yield f"{shown(read.use.name)} is an output of the graph"
         as_stored = read.turned == turned and read.dtype == dtype
         product = read.use.operator in _PRODUCTS and read.use.index == 1 and read.dtype == dtype
         if as_stored or product or (read.use.operator == "Gather" and read.use.index == 0):

@@ -246,6 +246,21 @@ def test_a_fused_product_stays(tmp_path: Path, kind: str) -> None:
     assert same_bits(before, after)
 
 
+@pytest.mark.parametrize("kind", ["two", "turned"])
+def test_a_product_with_a_separate_scale_stays(tmp_path: Path, kind: str) -> None:
+    """A session fuses it, since no other node reads its single scale. dedup shared the codes, and its proof failed."""
+    source = dequantised(tmp_path / "model.onnx", kind, per_row=False)
+    graph = onnx.load(source)
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.02, "f4"), "S2"))
+    next(node for node in graph.graph.node if "W2" in node.input).input[1] = "S2"
+    onnx.save(graph, source)
+    outcome = api.plan_graph_dedup(source).execute(tmp_path / "out.onnx")
+    assert not any(matrix.done for matrix in outcome.plan.matrices)
+    for shape in SHAPES:
+        before, after = (outputs(path, shape, CODES) for path in (source, tmp_path / "out.onnx"))
+        assert same_bits(before, after), shape
+
+
 @pytest.mark.parametrize("kind", ["two", "turned", "gemm"])
 def test_other_codes_stay(tmp_path: Path, kind: str) -> None:
     """One code differs: nothing is shared, and nothing is rewritten."""

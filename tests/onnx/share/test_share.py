@@ -84,6 +84,26 @@ def test_head_forms(tmp_path: Path, name: str) -> None:
         assert b"FusedMatMul" not in found["gemm"] and b"Gemm" not in found["transpose"]
 
 
+@pytest.mark.parametrize("operator", ["Identity", "Transpose"])
+def test_a_matrix_that_the_graph_returns_too(tmp_path: Path, operator: str) -> None:
+    """A session holds the output of an Identity as another copy, which the plan counts. A transposed output stays."""
+    table = np.random.default_rng(0).standard_normal((V, H)).astype("f4")
+    nodes = [op("Gather", "W input_ids", "x"), op("MatMul", "x U", "logits"), op(operator, "U", "returned")]
+    outs = [value("logits", ["b", "s", V]), value("returned", [H, V] if operator == "Identity" else [V, H])]
+    graph = model(nodes, [token_ids()], outs, {"W": table, "U": table.T.copy()})
+    source = save(graph, tmp_path / "model.onnx")
+    (finding,) = (finding for finding in api.inspect(source).findings if finding.rule == "ONX001")
+    if operator == "Transpose":
+        assert finding.remedy is None and "dedup keeps them because U is an output of the graph." in finding.message
+        assert not any(matrix.done for matrix in api.plan_graph_dedup(source).plan.matrices)
+        return
+    assert finding.remedy is not None and finding.remedy.safe
+    outcome = api.plan_graph_dedup(source).execute(tmp_path / "out.onnx")
+    assert [matrix.done for matrix in outcome.plan.matrices] == [True]
+    assert all(proof.proved and [number for _, number in proof.copies] == [2] for proof in outcome.proofs)
+    assert not [finding for finding in api.inspect(tmp_path / "out.onnx").findings if finding.rule == "ONX001"]
+
+
 @pytest.mark.parametrize("name", sorted(LEFT))
 def test_left(tmp_path: Path, name: str) -> None:
     """What holds nothing twice, or cannot be rewritten, comes along byte for byte."""

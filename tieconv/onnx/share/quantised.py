@@ -395,12 +395,20 @@ def is_fused(value: ir.Value) -> bool:
     if len(users) != 1 or not is_standard(users[0], "DequantizeLinear"):
         return False
     scale = users[0].inputs[1]
-    if scale is None or scale.const_value is None or scale.const_value.size == 1:
+    if scale is None or scale.const_value is None or _repeats_scale(users[0], scale.const_value):
         return False
     users = [node for node, _ in users[0].outputs[0].uses()]
     while len(users) == 1 and is_standard(users[0], "Transpose"):
         users = [node for node, _ in users[0].outputs[0].uses()]
     return len(users) == 1 and is_standard(users[0], "MatMul")
+
+
+def _repeats_scale(node: ir.Node, scale: ir.TensorProtocol) -> bool:
+    """Return whether another DequantizeLinear has the same single scale. A session then fuses neither."""
+    twins = (twin for twin in node.graph or () if twin is not node and is_standard(twin, "DequantizeLinear"))
+    scales = (twin.inputs[1] for twin in twins if scale.size == 1)
+    tensors = (value.const_value for value in scales if value is not None)
+    return any(tensor is not None and np.array_equal(tensor.numpy(), scale.numpy()) for tensor in tensors)
 
 
 def move_dequantisation(model: ir.Model, names: Names) -> None:
@@ -457,17 +465,18 @@ def _is_copy(lookup: _Codes, product: _Codes) -> bool:
     """Return whether a product holds the codes of a lookup in the order of the product: [H, V], or transposed."""
     if product.codes is lookup.codes:
         return bool(product.turned)
-    if lookup.axis is not None or product.axis is not None:
+    scales = _array(lookup.scale), _array(product.scale)
+    if lookup.axis is not None or product.axis is not None or not np.array_equal(*scales):
         return False  # see `FUSED`
-    left, right = _array(lookup), _array(product)
+    left, right = _array(lookup.codes), _array(product.codes)
     if product.turned:
         return np.array_equal(left, right)
     return left.shape == right.shape[::-1] and np.array_equal(left, right.T)
 
 
-def _array(lookup: _Codes) -> np.ndarray:
-    assert lookup.codes.const_value is not None
-    return lookup.codes.const_value.numpy()
+def _array(part: ir.Value) -> np.ndarray:
+    assert part.const_value is not None
+    return part.const_value.numpy()
 
 
 def _by_row(lookup: _Codes, node: ir.Node, codes: ir.Value, names: Names) -> list[ir.Node]:

@@ -165,6 +165,8 @@ class _Sharing:
         size = survivor.const_value.nbytes
         copies = 2 if any(use.flipped for use in uses_of(survivor)) else 1
         others = len(whole.members) - len(members) + _constants(self._file.model, survivor.const_value)
+        # A session holds an output of the graph as a separate copy if an Identity or a Transpose returns it.
+        returned = sum(use.node is None for use in uses_of(survivor)) - survivor.is_graph_output()
         return shared_matrix(
             self._file,
             survivor,
@@ -174,7 +176,7 @@ class _Sharing:
             dropped=dropped,
             nodes=nodes,
             left=left,
-            copies_promised=copies + _FORMS * others,
+            copies_promised=copies + returned + _FORMS * others,
             rounded=loose,
             form=setting.form if heads else None,
         )
