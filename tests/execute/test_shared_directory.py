@@ -70,6 +70,7 @@ REFUSALS = (
     "out.exists",
     "out.link",
     "out.not-a-model",
+    "out.more-files",
     "out.read-only",
     "write.failed",
 )

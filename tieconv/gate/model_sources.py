@@ -241,7 +241,11 @@ def chosen_models(sources: Iterable[str], choice: Choice) -> tuple[str, ...]:
     for source in sources:
         passed = (name for name, when in _expanded(source, choice) if choice.chooses((name, when)))
         models += islice(passed, choice.limit) if is_pattern(source) or is_prefix(source) else passed
-    if not models and not any(choice.names(name) for source in sources for name, _ in _expanded(source, choice)):
+    if (
+        sources
+        and not models
+        and not any(choice.names(name) for source in sources for name, _ in _expanded(source, choice))
+    ):
         raise UnreadableError("no model passes --include and --exclude", "check the patterns", "check.filters")
     return tuple(dict.fromkeys(models))
 

@@ -25,10 +25,6 @@ def load(inspection: Inspection) -> Loaded:
     return stopped(_LOADER, refusal) if refusal is not None else loaded
 
 
-_SETTINGS = {"PhiForCausalLM": "n_layer", "GPTNeoXForCausalLM": "rotary_pct"}
-"""The setting that the converter reads and the config class of transformers 5.23 lacks."""
-
-
 def _refused(inspection: Inspection) -> Refusal | None:
     """Return why the converter fails, or why tieconv makes no claim about the class."""
     family, config = inspection.family, inspection.checkpoint.config_values
@@ -37,7 +33,7 @@ def _refused(inspection: Inspection) -> Refusal | None:
         return Refusal(Cause.CONFIG, f"CTranslate2 4.8 does not convert models {with_type(model_type, 'of type')}")
     kind = release_tables.kind(_LOADER, family.architecture)
     if kind == "lacks a setting":
-        setting = _SETTINGS[family.architecture]
+        setting = "n_layer" if model_type == "phi" else "rotary_pct"
         sentence = f"CTranslate2 4.8 reads {setting} of {shown(family.architecture)}, which transformers 5.23 lacks"
         return Refusal(Cause.CONFIG, sentence)
     if kind == "needs normalize_before" and _NEEDED not in config:
