@@ -273,7 +273,8 @@ def removal_notes(plan: Plan, target: Target) -> tuple[str, ...]:
     final = destination(plan, target)
     if not target.overwrite or is_file(plan) or not final.is_dir():
         return ()
-    names = [*_not_written_again(plan, final)]
+    with writing(final.name, final.parent, 0):  # another program may change OUT
+        names = [*_not_written_again(plan, final)]
     text = f"{shown(target.path)} is replaced and loses {count(len(names), 'file')} that the new model lacks"
     return (f"{text}: {listed(names, _NAMED)}",) if names else ()
 
