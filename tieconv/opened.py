@@ -212,10 +212,7 @@ def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool
             checkpoint = alone(checkpoint)
         if refuses:
             guard_layout(inspect_checkpoint(checkpoint, files, Depth.HEADER))
-    return _fetched(listing, files, (*checkpoint.states, *checkpoint.companions))
-
-
-def _fetched(listing: Listing, files: RangedFiles | FileSet, names: tuple[str, ...]) -> str:
+    names = (*checkpoint.states, *checkpoint.companions)
     if is_object(listing.source):
         from tieconv.sources.objects.client import fetch as copy
 

@@ -152,13 +152,9 @@ def _ranks(values: Array) -> Array:
 
 
 def _units(rows: Array) -> Array:
-    units: Array = rows / _lengths(rows)[:, None]
-    return units
-
-
-def _lengths(rows: Array) -> Array:
     lengths: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    return lengths
+    units: Array = rows / lengths[:, None]
+    return units
 
 
 # The measures of pairs of tables, each with its chance floor and its standard error.
@@ -505,7 +501,12 @@ def mapped_cosines(
     values = {name: np.empty(len(places)) for name in maps}
     for part, a, b in _rows(joined, pair, known, places, np.arange(len(places)) if order is None else order):
         for name, matrix in maps.items():
-            values[name][part] = _cosines(a if matrix is None else a @ matrix, b)
+            mapped = a if matrix is None else a @ matrix
+            squares = (np.einsum("ij,ij->i", rows, rows).astype(np.float64) for rows in (mapped, b))
+            lengths = np.sqrt(np.prod(list(squares), axis=0))
+            products = np.einsum("ij,ij->i", mapped, b).astype(np.float64)
+            cosines: Array = np.divide(products, lengths, out=np.zeros(len(products)), where=lengths > 0)
+            values[name][part] = cosines
     return values
 
 
@@ -545,15 +546,6 @@ def _rotation(cross: Array) -> Array:
         error *= 1.5 * error
         rotation = 1.5 * rotation - 0.5 * (rotation @ (rotation.T @ rotation))
     return rotation
-
-
-def _cosines(mapped: Array, target: Array) -> Array:
-    """Return the cosines of rows, (n,). A row that maps to zero counts as 0."""
-    squares = (np.einsum("ij,ij->i", rows, rows).astype(np.float64) for rows in (mapped, target))
-    lengths = np.sqrt(np.prod(list(squares), axis=0))
-    products = np.einsum("ij,ij->i", mapped, target).astype(np.float64)
-    cosines: Array = np.divide(products, lengths, out=np.zeros(len(products)), where=lengths > 0)
-    return cosines
 
 
 # Map the tokens of a table on its first two principal directions, from one d×d sum. Imports numpy.

@@ -139,30 +139,26 @@ def plan_retie(
 
     def measured(evidence: Inspection) -> Plan:
         if max_kl is not None:
-            return _within(evidence, make, str(chosen), max_kl, words)
+            if evidence.quantised is not None:
+                source = shown(evidence.checkpoint.source)
+                raise RefusedError(
+                    f"{source} has a quantised embedding or head, and --max-kl compares floats",
+                    Hint("leave out ", option("max_kl"), ": ", call("retie"), " ties quantised tables that are equal"),
+                    "tie.quantised",
+                )
+            from tieconv.analysis import check_kl_budget
+
+            plan = make(evidence)
+            with open_files(evidence.checkpoint.root) as files:
+                files.expect(evidence.checkpoint.files)
+                proofs = _digests(evidence, files)
+                note = check_kl_budget(evidence, files, retie.forecast_retie(evidence), str(chosen), max_kl, words)
+            return replace(plan, notes=(*plan.notes, note), proofs=(*plan.proofs, *proofs))
         return _unfolded(evidence, make) if fold_norm else make(evidence)
 
     # What is measured needs every number of both tables.
     fetch = fetch or fold_norm or max_kl is not None
     return Source(path, embed, head, drop_other_formats, fetch).plan(measured)
-
-
-def _within(evidence: Inspection, make: Make, survivor: str, max_kl: float, text: str | None) -> Plan:
-    """Return the plan with the note about its cost. Raises `RefusedError` if that is more than ``max_kl``."""
-    if evidence.quantised is not None:
-        raise RefusedError(
-            f"{shown(evidence.checkpoint.source)} has a quantised embedding or head, and --max-kl compares floats",
-            Hint("leave out ", option("max_kl"), ": ", call("retie"), " ties quantised tables that are equal"),
-            "tie.quantised",
-        )
-    from tieconv.analysis import check_kl_budget
-
-    plan = make(evidence)
-    with open_files(evidence.checkpoint.root) as files:
-        files.expect(evidence.checkpoint.files)
-        proofs = _digests(evidence, files)
-        note = check_kl_budget(evidence, files, retie.forecast_retie(evidence), survivor, max_kl, text)
-    return replace(plan, notes=(*plan.notes, note), proofs=(*plan.proofs, *proofs))
 
 
 def _unfolded(evidence: Inspection, make: Callable[[Inspection, NormFold | None], Plan]) -> Plan:

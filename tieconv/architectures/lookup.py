@@ -287,7 +287,27 @@ def composed(own: Record, part: Record, model_type: str) -> Record | None:
         return None
     if part.get("role") == "input":
         return {**own, "in": part["file"] + embedding} if stored == embedding else None
-    return _with_body(own, part, row, embedding, stored)
+    # The part has no head: the class has head and flags, the part has tables. It calls its input embedding
+    # ``embedding``, and a file ``stored``.
+    start = part["file"]
+    tied_to = next((group[1].removeprefix(start) for group in own["groups"] if own["out"] in group[2]), None)
+    fits = tied_to == embedding
+    tables = [name for name in _tables(row, embedding) if fits]
+    memory = dict(map(tuple, own["renames"]))
+    in_memory = list(dict.fromkeys([embedding, *tables]))
+    names = [start + (stored if table == embedding else table) for table in in_memory]
+    renames = [[name, part["memory"] + table] for name, table in zip(names, in_memory, strict=True)]
+    renames += [[own["out"], memory[own["out"]]]] if own["out"] in memory else []
+    truth = _truth(own, row, fits)
+    gated = [group[3] for group in own["groups"] if own["out"] in group[2]]
+    return {
+        **{key: own[key] for key in ("type", "prefix", "levels", "out", "bias", "row", "means")},
+        "in": names[0],
+        "groups": [["word_embedding", names[0], [*names[1:], own["out"]], *gated]] if fits else [],
+        "renames": sorted([old, new] for old, new in renames if old != new),
+        "truth": truth,
+        "tying": own["tying"] if "T" in truth else "never",
+    }
 
 
 def _with_model(own: Record, part: Record, row: Record) -> Record:
@@ -314,32 +334,6 @@ def _with_model(own: Record, part: Record, row: Record) -> Record:
         "tying": row["tying"],
         "means": row["means"],
         **{key: row[key] for key in ("unflippable", "misfit") if key in row},
-    }
-
-
-def _with_body(own: Record, part: Record, row: Record | None, embedding: str, stored: str) -> Record:
-    """Return the record if the part has no head: the class has head and flags, the part has tables.
-
-    The part calls its input embedding ``embedding``, and a file ``stored``.
-    """
-    start = part["file"]
-    tied_to = next((group[1].removeprefix(start) for group in own["groups"] if own["out"] in group[2]), None)
-    fits = tied_to == embedding
-    tables = [name for name in _tables(row, embedding) if fits]
-    memory = dict(map(tuple, own["renames"]))
-    in_memory = list(dict.fromkeys([embedding, *tables]))
-    names = [start + (stored if table == embedding else table) for table in in_memory]
-    renames = [[name, part["memory"] + table] for name, table in zip(names, in_memory, strict=True)]
-    renames += [[own["out"], memory[own["out"]]]] if own["out"] in memory else []
-    truth = _truth(own, row, fits)
-    gated = [group[3] for group in own["groups"] if own["out"] in group[2]]
-    return {
-        **{key: own[key] for key in ("type", "prefix", "levels", "out", "bias", "row", "means")},
-        "in": names[0],
-        "groups": [["word_embedding", names[0], [*names[1:], own["out"]], *gated]] if fits else [],
-        "renames": sorted([old, new] for old, new in renames if old != new),
-        "truth": truth,
-        "tying": own["tying"] if "T" in truth else "never",
     }
 
 

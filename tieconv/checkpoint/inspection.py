@@ -198,11 +198,22 @@ class Inspection(_Layers, Printed):
             "adapter": adapter and self._adapter(adapter),
             "live": self.live,
         }
+        checkpoint = self.checkpoint
         return {
             "schema": "tieconv.inspect/1",
             "tieconv": VERSION,
             "depth": str(self.depth),
-            "model": self._model(),
+            "model": {
+                **values_of(checkpoint, "source format layout"),
+                "files": [{"name": file.name, "bytes": file.size} for file in checkpoint.files],
+                "tensors": len(checkpoint.tensors),
+                "parameters": checkpoint.parameters,
+                **values_of(self, "bytes_stored bytes_unique"),
+                **({"not_compared": asdict(self.not_compared)} if self.not_compared else {}),
+                **({"revision": checkpoint.revision} if checkpoint.revision else {}),
+                **({"unread": list(checkpoint.unread)} if checkpoint.unread else {}),
+                **({"fetched": asdict(self.fetched)} if self.fetched else {}),
+            },
             "config": self.config.to_dict(),
             "family": {
                 "name": self.family.model_type or None,
@@ -230,20 +241,6 @@ class Inspection(_Layers, Printed):
                 mark = ("■" if equal else "□") if member.stored else "↑"
                 yield "tie", member.name, f"{mark} {member.state}"
         yield from (finding.row for finding in self.findings)
-
-    def _model(self) -> dict[str, object]:
-        checkpoint = self.checkpoint
-        return {
-            **values_of(checkpoint, "source format layout"),
-            "files": [{"name": file.name, "bytes": file.size} for file in checkpoint.files],
-            "tensors": len(checkpoint.tensors),
-            "parameters": checkpoint.parameters,
-            **values_of(self, "bytes_stored bytes_unique"),
-            **({"not_compared": asdict(self.not_compared)} if self.not_compared else {}),
-            **({"revision": checkpoint.revision} if checkpoint.revision else {}),
-            **({"unread": list(checkpoint.unread)} if checkpoint.unread else {}),
-            **({"fetched": asdict(self.fetched)} if self.fetched else {}),
-        }
 
     def _adapter(self, adapter: Adapter) -> dict[str, object]:
         tied = self.base.config.effective if self.base and self.base.config.known else None

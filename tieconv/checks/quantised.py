@@ -374,20 +374,16 @@ def codes_left_out(inspection: Inspection) -> Iterator[Finding]:
     pair = tables_of(inspection)
     head = pair.of(HEAD) if pair else None
     if head is not None and head.config.verdict is Verdict.LEFT_OUT and not head.faults:
-        yield _report(inspection, head)
-
-
-def _report(inspection: Inspection, matrix: QuantisedMatrix) -> Finding:
-    entry = f" ({shown(matrix.config.entry)})" if matrix.config.entry else ""
-    edits = inspection.quantisation is not None and inspection.quantisation.method in LISTING_METHODS
-    edits = edits and matrix.config.entry != FP8_DEFAULT
-    return codes_left_out.finding(
-        f"{evidence.listed([matrix.name])} is stored as quantised codes, but the quantisation config leaves it out"
-        f"{entry}. Loaders find no float matrix there.",
-        (matrix.name,),
-        level=evidence.certain(inspection, Level.ERROR),
-        remedy=remedies.of_parts(inspection, "set-tie auto") if edits else None,
-    )
+        entry = f" ({shown(head.config.entry)})" if head.config.entry else ""
+        edits = inspection.quantisation is not None and inspection.quantisation.method in LISTING_METHODS
+        edits = edits and head.config.entry != FP8_DEFAULT
+        yield codes_left_out.finding(
+            f"{evidence.listed([head.name])} is stored as quantised codes, but the quantisation config leaves it out"
+            f"{entry}. Loaders find no float matrix there.",
+            (head.name,),
+            level=evidence.certain(inspection, Level.ERROR),
+            remedy=remedies.of_parts(inspection, "set-tie auto") if edits else None,
+        )
 
 
 _FAULTS = (Outcome.ERROR, Outcome.RANDOM, Outcome.DISCARDED)

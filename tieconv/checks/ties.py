@@ -124,16 +124,12 @@ def levels_disagree(inspection: Inspection) -> Iterator[Finding]:
         return
     head = head_tie[1]
     level, outcome, remedy = _judge_levels(inspection, head)
-    problem = f"{_values(inspection)}. The loader decides which one it reads. {outcome}."
-    yield levels_disagree.finding(problem, (head.name,), level=level, remedy=remedy)
-
-
-def _values(inspection: Inspection) -> str:
     values = " but ".join(
         f"{str(value).lower()} {f'in {shown(level)}' if level else 'at the top level of the config'}"
         for level, value in evidence.levels(inspection).items()
     )
-    return f"{evidence.FLAG} is {values}"
+    problem = f"{evidence.FLAG} is {values}. The loader decides which one it reads. {outcome}."
+    yield levels_disagree.finding(problem, (head.name,), level=level, remedy=remedy)
 
 
 def _judge_levels(inspection: Inspection, head: Member) -> tuple[Level, str, Remedy | None]:
@@ -266,7 +262,21 @@ def different_values(inspection: Inspection) -> Iterator[Finding]:
     for tie in evidence.declared_tied(inspection):
         differing = [member for member in tie.members if _differs(inspection, tie, member)]
         if differing:
-            yield _report(inspection, tie, differing)
+            canonical = evidence.reference(tie)
+            names = [member.name for member in differing]
+            figures = ". ".join(evidence.difference(member, canonical) for member in differing)
+            cause = evidence.says(inspection, True) if tie.gated else f"{evidence.label(inspection)} always ties them"
+            but = ", but" if len(names) == 1 else ". However,"
+            outcome, level = _outcome(inspection, differing), _level(differing)
+            if tie.gated and level is Level.ERROR and evidence.reading_v4(inspection) is False:
+                cause, level = "transformers 5 reads a tied config", Level.WARNING
+                outcome = f"It uses {evidence.listed(names)} with a warning. transformers 4 reads an untied config."
+            yield different_values.finding(
+                f"{figures}{but} {cause}. {outcome}",
+                (canonical, *names),
+                level=evidence.certain(inspection, level),
+                remedy=remedies.set_untied(inspection, safe=True) if tie.gated else None,
+            )
 
 
 def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
@@ -277,24 +287,6 @@ def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
         return False
     disputed = evidence.disputed(inspection) and evidence.head_member(inspection, tie) is member
     return evidence.is_unequal(member) and not disputed
-
-
-def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Finding:
-    canonical = evidence.reference(tie)
-    names = [member.name for member in differing]
-    figures = ". ".join(evidence.difference(member, canonical) for member in differing)
-    cause = evidence.says(inspection, True) if tie.gated else f"{evidence.label(inspection)} always ties them"
-    but = ", but" if len(names) == 1 else ". However,"
-    outcome, level = _outcome(inspection, differing), _level(differing)
-    if tie.gated and level is Level.ERROR and evidence.reading_v4(inspection) is False:
-        cause, level = "transformers 5 reads a tied config", Level.WARNING
-        outcome = f"It uses {evidence.listed(names)} with a warning. transformers 4 reads an untied config."
-    return different_values.finding(
-        f"{figures}{but} {cause}. {outcome}",
-        (canonical, *names),
-        level=evidence.certain(inspection, level),
-        remedy=remedies.set_untied(inspection, safe=True) if tie.gated else None,
-    )
 
 
 def _is_new(inspection: Inspection) -> bool:
@@ -420,23 +412,19 @@ def could_be_tied(inspection: Inspection) -> Iterator[Finding]:
         if _is_redundant(tie) and not empty and not unclear:
             remedy = remedies.retie(inspection, safe=True)
             if remedy:
+                copies = [member.name for member in tie.members if member.state is State.IDENTICAL]
+                wasted = sum(inspection.checkpoint.tensors[name].nbytes for name in copies)
                 yield could_be_tied.finding(
-                    _message(inspection, tie), tuple(member.name for member in tie.members), remedy=remedy
+                    f"{evidence.are_copies(copies, evidence.reference(tie))}. "
+                    f"The model is untied; a tied model would be {size(wasted)} smaller.",
+                    tuple(member.name for member in tie.members),
+                    remedy=remedy,
                 )
 
 
 def _is_redundant(tie: Tie) -> bool:
     states = {member.state for member in tie.members}
     return tie.role is Role.WORD_EMBEDDING and State.IDENTICAL in states and states <= evidence.EQUAL - {State.ABSENT}
-
-
-def _message(inspection: Inspection, tie: Tie) -> str:
-    copies = [member.name for member in tie.members if member.state is State.IDENTICAL]
-    wasted = sum(inspection.checkpoint.tensors[name].nbytes for name in copies)
-    return (
-        f"{evidence.are_copies(copies, evidence.reference(tie))}. "
-        f"The model is untied; a tied model would be {size(wasted)} smaller."
-    )
 
 
 @rule("TIE005", "inverted-tie", Level.ERROR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,6 @@ from tieconv.cli import options as shared
 from tieconv.cli.screen import document, echo, paint, painter, say, show, stage_progress, timed, width
 from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
-
-if TYPE_CHECKING:
-    from tieconv.api import ExportOutcome
 
 _STAGES = {
     "load": "loading the model",
@@ -148,10 +145,6 @@ def export_command(
         show("loading torch", 0, 0)
         outcome = planned.execute(output, overwrite=overwrite, progress=progress)
     document(str(outcome)) if as_json else echo(render_results(outcome, before.plan, paint, width()))
-    _close(outcome, model, output)
-
-
-def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     report = outcome.parity
     if outcome.executed:
         parity_text = "parity passed" if report else "parity not measured"

@@ -47,7 +47,10 @@ def compare_configs(
         stated = [values[path] for values in (values_a, values_b) if path in values]
         # Without the key, transformers 5 loads the type that is stored. Of several types, a note says that.
         converted = len(stored) == 1 and _STORED.get(str(stated[0])) not in stored
-        return _weight(path, cosmetic=len(stated) == 1 and not converted)
+        key = path.rpartition(".")[2]
+        if key in COSMETIC or (key in DTYPES and len(stated) == 1 and not converted):
+            return results.Weight.COSMETIC
+        return results.Weight.TENSORS if key in (FLAG, DERIVED_KEY) else results.Weight.FUNCTION
 
     return tuple(
         results.ConfigDifference(
@@ -87,13 +90,6 @@ def _same(value_a: object, value_b: object) -> bool:
     if isinstance(value_a, list) and isinstance(value_b, list):
         return len(value_a) == len(value_b) and all(map(_same, value_a, value_b))
     return type(value_a) is type(value_b) and (value_a == value_b or (value_a != value_a and value_b != value_b))
-
-
-def _weight(path: str, *, cosmetic: bool) -> results.Weight:
-    key = path.rpartition(".")[2]
-    if key in COSMETIC or (key in DTYPES and cosmetic):
-        return results.Weight.COSMETIC
-    return results.Weight.TENSORS if key in (FLAG, DERIVED_KEY) else results.Weight.FUNCTION
 
 
 _BLOCK = 1024 * 1024

@@ -91,7 +91,29 @@ class Writer:
             open_files(self.root) as files,
             self._created(name, self.like(output.name)) as descriptor,
         ):
-            self.record.shared[name] = self._fill(output, files, descriptor)
+            whole = file_layout(output)
+            tick = self._nudging(descriptor)
+            # With its full length from the start, XFS reserves no space beyond the end of the file.
+            os.ftruncate(descriptor, whole.size)
+            shared: list[Shared] = []
+            for piece in whole.pieces:
+                content, offset = piece.content, piece.offset
+                if isinstance(content, ByteRange):
+                    source = self._open(files, content.file)
+                    extents = copy.copy_range(source, content.start, descriptor, offset, content.size, tick)
+                    shared += [Shared(start, end, content.file, content.start - offset) for start, end in extents]
+                elif isinstance(content, write_plan.Zeros):
+                    copy.write_zeros(descriptor, offset, content.size, self.tick)
+                else:
+                    chunks = content.chunks if isinstance(content, write_plan.Assembled) else ()
+                    for span in [chunk.range for chunk in chunks] or write_plan.ranges(content):
+                        self._open(files, span.file)
+                    for done, block in computed_blocks(files, content):
+                        copy.write_full(descriptor, memoryview(block), offset + done)
+                        self.tick(len(block))
+            for offset, literal in whole.literals(descriptor):
+                copy.write_full(descriptor, literal, offset)
+            self.record.shared[name] = shared
 
     def keep(self, output: write_plan.OutputWeights, name: str) -> None:
         """Take over the weight file ``name`` of a killed run, which is compared later like a written one."""
@@ -111,29 +133,6 @@ class Writer:
         os.unlink(self.new / name)
         self.weights(output, name)
 
-    def _fill(self, output: write_plan.OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
-        whole = file_layout(output)
-        tick = self._nudging(descriptor)
-        # With its full length from the start, XFS reserves no space beyond the end of the file.
-        os.ftruncate(descriptor, whole.size)
-        shared: list[Shared] = []
-        for piece in whole.pieces:
-            content, offset = piece.content, piece.offset
-            if isinstance(content, ByteRange):
-                shared += self._copy(files, content, descriptor, offset, tick)
-            elif isinstance(content, write_plan.Zeros):
-                copy.write_zeros(descriptor, offset, content.size, self.tick)
-            else:
-                chunks = content.chunks if isinstance(content, write_plan.Assembled) else ()
-                for span in [chunk.range for chunk in chunks] or write_plan.ranges(content):
-                    self._open(files, span.file)
-                for done, block in computed_blocks(files, content):
-                    copy.write_full(descriptor, memoryview(block), offset + done)
-                    self.tick(len(block))
-        for offset, literal in whole.literals(descriptor):
-            copy.write_full(descriptor, literal, offset)
-        return shared
-
     def _open(self, files: FileSet, name: str) -> int:
         if name not in self.record.sources:
             self.record.sources[name] = files.state(name)
@@ -152,11 +151,6 @@ class Writer:
             self.tick(count)
 
         return tick
-
-    def _copy(self, files: FileSet, span: ByteRange, descriptor: int, offset: int, tick: copy.Tick) -> list[Shared]:
-        source = self._open(files, span.file)
-        extents = copy.copy_range(source, span.start, descriptor, offset, span.size, tick)
-        return [Shared(start, end, span.file, span.start - offset) for start, end in extents]
 
     def text(self, output: write_plan.OutputText) -> None:
         """Write a document."""

@@ -32,26 +32,22 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
     Raises `UnreadableError` if there is no checkpoint.
     """
     try:
-        return _read(listing, files)
+        _check_documents(listing, files)
+        if is_safetensors_alone(listing):
+            return SAFETENSORS.read(listing, files)
+        if holds_graphs(listing):
+            from tieconv.formats.onnx import ONNX  # most models are not ONNX graphs
+
+            return ONNX.read(listing, files)
+        from tieconv.formats.format_choice import choose  # most models have one format
+
+        return choose(listing, files)
     except UnreadableError as error:
         if error.code != "index.absent-shard":
             raise
         from tieconv.formats.shards import stale_index  # only this error looks at the shards beside the index
 
         raise stale_index(listing, files, error) from error
-
-
-def _read(listing: Listing, files: Files) -> Checkpoint:
-    _check_documents(listing, files)
-    if is_safetensors_alone(listing):
-        return SAFETENSORS.read(listing, files)
-    if holds_graphs(listing):
-        from tieconv.formats.onnx import ONNX  # most models are not ONNX graphs
-
-        return ONNX.read(listing, files)
-    from tieconv.formats.format_choice import choose  # most models have one format
-
-    return choose(listing, files)
 
 
 def _check_documents(listing: Listing, files: Files) -> None:

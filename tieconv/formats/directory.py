@@ -96,7 +96,18 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
         require_regular(listing, files, name)
     stored = [entry for entry in listing.top if naming.is_weights(entry)]
     if naming.single in stored:
-        return _single(naming, listing, files, stored)
+        if naming.index not in listing.top:
+            return with_orphans(WeightSet(Layout.SINGLE, (naming.single,)), stored)
+
+        weight_set = read_one_file_index(naming, files)
+        if weight_set is not None:
+            return with_orphans(weight_set, stored)
+        caution = Caution(
+            "layout.ambiguous",
+            f"the directory holds both {naming.single} and {naming.index}: transformers reads the single file, "
+            "mlx-lm all files, others the shards",
+        )
+        return WeightSet(Layout.SINGLE, (naming.single,), cautions=(caution,))
     indexes = [entry for entry in listing.top if naming.is_index(entry)]
     if naming.index in indexes or len(indexes) == 1:
         return _indexed(naming, listing, files, naming.index if naming.index in indexes else indexes[0])
@@ -122,21 +133,6 @@ def not_alone(named: str) -> Caution:
 
 def _name_one(listing: Listing, name: str) -> str:
     return f"give the path of one of them: {path_word(os.path.join(listing.source, name))}"
-
-
-def _single(naming: Naming, listing: Listing, files: Files, stored: list[str]) -> WeightSet:
-    if naming.index not in listing.top:
-        return with_orphans(WeightSet(Layout.SINGLE, (naming.single,)), stored)
-
-    weight_set = read_one_file_index(naming, files)
-    if weight_set is not None:
-        return with_orphans(weight_set, stored)
-    caution = Caution(
-        "layout.ambiguous",
-        f"the directory holds both {naming.single} and {naming.index}: transformers reads the single file, "
-        "mlx-lm all files, others the shards",
-    )
-    return WeightSet(Layout.SINGLE, (naming.single,), cautions=(caution,))
 
 
 def _indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
@@ -375,19 +371,7 @@ def _scan_one(name: str, listing: Listing, files: Files) -> Iterator[Caution]:
     source = files.pread(name, SIZE_LIMIT, 0)
     if DECLARATION.encode() not in source:
         return
-    for value in _declared(source):
-        if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
-            listed = _strings(value.elts)
-            yield Caution("code.tied-keys-list", f"{shown(name)} declares {DECLARATION} as a list", listed)
-        elif isinstance(value, ast.Dict):
-            keys = _strings([key for key in value.keys if key is not None])
-            same = tuple(key for key, to in zip(keys, _strings(value.values), strict=False) if key == to)
-            if same:
-                yield Caution("code.tied-to-itself", f"{shown(name)} ties names to themselves", same)
-
-
-def _declared(source: bytes) -> list[ast.expr]:
-    """Return what indented lines assign. Parses these statements alone: deep expressions end Python in a browser."""
+    # Only what indented lines assign is parsed: deep expressions end Python in a browser.
     values: list[ast.expr] = []
     for line in islice(_DECLARED.finditer(source), FILE_LIMIT):
         if any(source.count(quotes, 0, line.start()) % 2 for quotes in (b'"""', b"'''")):
@@ -400,7 +384,15 @@ def _declared(source: bytes) -> list[ast.expr]:
             if sum(word[-1:] not in ",:'\"" for word in words) <= NESTING_LIMIT:
                 body = ast.parse(" ".join(words)).body
                 values += [node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
-    return values
+    for value in values:
+        if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+            listed = _strings(value.elts)
+            yield Caution("code.tied-keys-list", f"{shown(name)} declares {DECLARATION} as a list", listed)
+        elif isinstance(value, ast.Dict):
+            keys = _strings([key for key in value.keys if key is not None])
+            same = tuple(key for key, to in zip(keys, _strings(value.values), strict=False) if key == to)
+            if same:
+                yield Caution("code.tied-to-itself", f"{shown(name)} ties names to themselves", same)
 
 
 def _strings(values: list[ast.expr]) -> tuple[str, ...]:

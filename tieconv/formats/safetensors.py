@@ -141,7 +141,19 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 
 def _record(name: str, value: object, file: str, data_start: int, shapes: Shapes) -> TensorRecord:
     try:
-        dtype, shape, start, end = _entry(value)
+        if not isinstance(value, dict) or value.keys() != _FIELDS:
+            raise _EntryProblem("needs an entry with exactly dtype, shape and data_offsets", "entry")
+        dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+        if not isinstance(dtype, str) or not dtype:
+            raise _EntryProblem("has no dtype name", "dtype")
+        if not _are_naturals(shape) or len(shape) > MAX_RANK:
+            raise _EntryProblem(f"has a shape that is not a list of at most {MAX_RANK} sizes", "shape")
+        if not _are_naturals(offsets) or len(offsets) != 2:
+            raise _EntryProblem("has data_offsets that are not a pair of offsets", "offsets")
+        start, end = offsets
+        if start > end:
+            raise _EntryProblem(f"ends at byte {end}, before it starts at byte {start}", "offsets")
+        dtype, shape = _DTYPES.get(dtype, dtype), tuple(shape)
         _check_width(dtype, shape, end - start)
     except _EntryProblem as problem:
         _refuse(file, f"tensor {shown(name)} {problem}", problem.code)
@@ -154,23 +166,6 @@ class _EntryProblem(ValueError):
     def __init__(self, why: str, code: str) -> None:
         super().__init__(why)
         self.code = code
-
-
-def _entry(value: object) -> tuple[str, tuple[int, ...], int, int]:
-    """Return dtype, shape, start and end of a header's entry. Raises `_EntryProblem` for a malformed entry."""
-    if not isinstance(value, dict) or value.keys() != _FIELDS:
-        raise _EntryProblem("needs an entry with exactly dtype, shape and data_offsets", "entry")
-    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not isinstance(dtype, str) or not dtype:
-        raise _EntryProblem("has no dtype name", "dtype")
-    if not _are_naturals(shape) or len(shape) > MAX_RANK:
-        raise _EntryProblem(f"has a shape that is not a list of at most {MAX_RANK} sizes", "shape")
-    if not _are_naturals(offsets) or len(offsets) != 2:
-        raise _EntryProblem("has data_offsets that are not a pair of offsets", "offsets")
-    start, end = offsets
-    if start > end:
-        raise _EntryProblem(f"ends at byte {end}, before it starts at byte {start}", "offsets")
-    return _DTYPES.get(dtype, dtype), tuple(shape), start, end
 
 
 _DTYPES = {name: name for name in BITS}

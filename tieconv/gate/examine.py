@@ -121,20 +121,15 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
             raise
         return CheckedModel(path, failure=Failure(*explained(error, path)))
     unread = [member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD]
+    names = inspection.checkpoint.companions
+    directories = {os.path.dirname(name) for name in names if "/" in name and is_weight(os.path.basename(name))}
     return CheckedModel(
         path,
         tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
         unread=tuple(dict.fromkeys((*unread, *inspection.without_numpy))),
-        below=_below(inspection),
+        below=tuple(sorted(directories | {name for name in names if "/" not in name and name.endswith(".onnx")})),
         not_compared=left.tensors if (left := inspection.not_compared) and left.counts else 0,
     )
-
-
-def _below(inspection: Inspection) -> tuple[str, ...]:
-    """Return the directories below a model that hold other weights, and the graphs beside its weights."""
-    names = inspection.checkpoint.companions
-    directories = {os.path.dirname(name) for name in names if "/" in name and is_weight(os.path.basename(name))}
-    return tuple(sorted(directories | {name for name in names if "/" not in name and name.endswith(".onnx")}))
 
 
 def check_models(

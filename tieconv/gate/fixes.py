@@ -112,12 +112,6 @@ class Fixer:
         return self.look(out), out
 
     def _publish(self, first: PlannedWrite, staging: Staging, signals: Interrupts) -> None:
-        at = self._steps(first, staging)
-        with signals.shielded():
-            staging.check()
-            publish_new(at, staging.final)
-
-    def _steps(self, first: PlannedWrite, staging: Staging) -> Path:
         planned: Planned | None = first
         number, at = 0, staging.held
         while planned is not None:
@@ -129,7 +123,9 @@ class Fixer:
             if number > 1:
                 remove(before.parent)
             planned = self._next(self.look(str(at)))
-        return at
+        with signals.shielded():
+            staging.check()
+            publish_new(at, staging.final)
 
     def _next(self, model: CheckedModel) -> Planned | None:
         """Return the plan of the next remedy that may be applied."""

@@ -306,10 +306,6 @@ def modified(source: str) -> float:
             return modified_on_hub(source)
     except UnreadableError:
         return math.inf
-    return _modified_locally(source)
-
-
-def _modified_locally(source: str) -> float:
     try:
         if not os.path.isdir(source):
             return os.stat(source).st_mtime

@@ -189,7 +189,18 @@ class Policy:
         read = {location: model for location, model in models.items() if model.failure is None}
         if self.depth is not Depth.HEADER:  # without a comparison no finding is known to be fixed
             yield from self._unused(read)
-            yield from _uncompared(read, self.depth)
+            unread = [model for model in read.values() if model.unread]
+            if unread:
+                more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
+                names = ", ".join(shown(name) for name in unread[0].unread[:3])
+                samples = self.depth is not Depth.FULL and is_remote(unread[0].source)
+                remedy = "compare every byte with --depth full" if samples else "tieconv inspect says why"
+                yield f"{names} of {shown(unread[0].source)}{more}: not compared; {remedy}"
+            left = [model.not_compared for model in read.values() if model.not_compared]
+            if left:
+                where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
+                tensors = f"{count(sum(left), 'tensor')}{where}"
+                yield f"{tensors} were not compared with each other: --depth full compares them"
         fixed = sum(self._fixed(location, model) for location, model in read.items())
         if self.baseline is None:
             return
@@ -364,21 +375,6 @@ def load_settings(path: str) -> Settings:
 
 def _read_settings(path: str) -> Settings | None:
     return parse_settings(read_text(path, _SETTINGS_LIMIT), path)
-
-
-def _uncompared(read: Mapping[str, CheckedModel], depth: Depth) -> Iterator[str]:
-    """Yield a note on tied tensors that were not compared, with the option that compares all bytes if it helps."""
-    unread = [model for model in read.values() if model.unread]
-    if unread:
-        more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
-        names = ", ".join(shown(name) for name in unread[0].unread[:3])
-        samples = depth is not Depth.FULL and is_remote(unread[0].source)
-        remedy = "compare every byte with --depth full" if samples else "tieconv inspect says why"
-        yield f"{names} of {shown(unread[0].source)}{more}: not compared; {remedy}"
-    left = [model.not_compared for model in read.values() if model.not_compared]
-    if left:
-        where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
-        yield f"{count(sum(left), 'tensor')}{where} were not compared with each other: --depth full compares them"
 
 
 def load_baseline(path: str) -> Baseline:

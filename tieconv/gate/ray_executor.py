@@ -40,16 +40,6 @@ class RayExecutor(Executor):
         self._ray = need("ray", "ray", "the engine ray")
         self._running: dict[Future[Any], Any] = {}
         _check_port(address or os.environ.get("RAY_ADDRESS", ""))
-        self._connect(address)
-        try:
-            self._check_workers()
-            self.workers = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        except BaseException:
-            self._ray.shutdown()
-            raise
-        self._call = self._ray.remote(max_retries=RETRIES, num_cpus=1)(_call)
-
-    def _connect(self, address: str | None) -> None:
         try:
             with warnings.catch_warnings(), _silent():
                 warnings.simplefilter("ignore")
@@ -57,6 +47,13 @@ class RayExecutor(Executor):
         except Exception as error:  # ray raises ConnectionError, RuntimeError, ValueError and its own classes
             where = f"at {shown(address)}" if address else "on this machine"
             raise SettingsError(f"Ray {where} cannot be used: {_line(error)}", _HINT, "ray.connect") from error
+        try:
+            self._check_workers()
+            self.workers = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        except BaseException:
+            self._ray.shutdown()
+            raise
+        self._call = self._ray.remote(max_retries=RETRIES, num_cpus=1)(_call)
 
     def _check_workers(self) -> None:
         hint = f"install tieconv {VERSION} on every machine of the cluster"

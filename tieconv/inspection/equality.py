@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from math import inf, isfinite
@@ -217,7 +217,12 @@ def transposed(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
         return False
     if 1 in a.shape:
         return equal(reader, a.range, b.range)
-    if not _probes_agree(reader, a, b):
+    width = BITS[a.dtype] // 8
+    if not all(
+        view_reader.read(reader, a.range, (row * a.shape[1] + column) * width, width)
+        == view_reader.read(reader, b.range, (column * b.shape[1] + row) * width, width)
+        for row, column in _places(*a.shape)
+    ):
         return False
     if not _has_numpy():
         reader, (left, right) = view_reader.readable(reader, view_reader.one_way(a, b))
@@ -225,15 +230,6 @@ def transposed(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
     from tieconv.inspection.numeric.bits import transpose_equal
 
     return transpose_equal(reader, a, b, BITS[a.dtype] // 8)
-
-
-def _probes_agree(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
-    width = BITS[a.dtype] // 8
-    return all(
-        view_reader.read(reader, a.range, (row * a.shape[1] + column) * width, width)
-        == view_reader.read(reader, b.range, (column * b.shape[1] + row) * width, width)
-        for row, column in _places(*a.shape)
-    )
 
 
 def _places(rows: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -336,7 +332,15 @@ def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
     done = 0
     for first, second in zip(left, right, strict=True):
         if first != second:
-            return done + _prefix(first, second)
+            # Bisection: the common prefix has at least ``low`` bytes and fewer than ``high``.
+            low, high = 0, len(first)
+            while high - low > 1:
+                middle = (low + high) // 2
+                if first[low:middle] == second[low:middle]:
+                    low = middle
+                else:
+                    high = middle
+            return done + low
         done += len(first)
     return done
 
@@ -353,18 +357,6 @@ def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Calla
             return False
         watch(left)
     return True
-
-
-def _prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix of two differing buffers, by bisection."""
-    low, high = 0, len(left)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 # Find facts about one tensor's values without an arithmetic library: all zero, largest, any NaN.

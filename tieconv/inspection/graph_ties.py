@@ -129,17 +129,13 @@ def _made(
     declared = config.effective if config else not states - EQUAL
     unread = State.UNREAD in states
     consistent = None if unread else not declared or not states - EQUAL
-    wasted = _wasted(members, tensors) + extra
-    return Tie(Role.WORD_EMBEDDING, embedding, True, declared, consistent, True, wasted, tuple(members))
-
-
-def _wasted(members: list[Member], tensors: Tensors) -> int:
-    """Return the bytes of the copy; for a cast that loses nothing, those of the narrower side."""
+    # A copy wastes its bytes, a cast that loses nothing those of the narrower side.
     first, *rest = members
     copies = [member for member in rest if member.state in (State.IDENTICAL, State.TRANSPOSED)]
     casts = [member for member in rest if isinstance(member.relation, Cast) and member.relation.lossless]
     narrower = [min(tensors[first.name].nbytes, tensors[member.name].nbytes) for member in casts]
-    return sum(tensors[member.name].nbytes for member in copies) + sum(narrower)
+    wasted = sum(tensors[member.name].nbytes for member in copies) + sum(narrower) + extra
+    return Tie(Role.WORD_EMBEDDING, embedding, True, declared, consistent, True, wasted, tuple(members))
 
 
 def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader: ByteReader, depth: Depth) -> Relation:

@@ -206,7 +206,17 @@ def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Lo
         return Verdict(Outcome.UNKNOWN, f"a quantised matrix is broken: {broken.reason}", broken.tensors)
     if loader == MLX and all(matrix.scheme.startswith("MLX") for matrix in tables.matrices):
         equal = tables.relation is not None and tables.relation.state is PairState.EQUAL
-        return _mlx_answer(loaded, names, equal=equal)
+        # mlx-lm reads its own codes: a module is quantised if its scales are stored. Helium stores a separate head
+        # beside the tied embedding, and does not use it. Nothing is lost if it is ``equal``.
+        if loaded.refusals:
+            return Verdict(Outcome.UNKNOWN, loaded.refusals[0].sentence, names)
+        if loaded.discarded and equal:
+            return Verdict(Outcome.TIED, "the stored head equals the embedding, which serves both", names)
+        if loaded.discarded:
+            return Verdict(Outcome.DISCARDED, "mlx-lm drops the stored head without a message", names)
+        if len({parameter.parameter for parameter in loaded.parameters.values()}) == 1:
+            return Verdict(Outcome.TIED, "one quantised matrix serves both", names)
+        return Verdict(Outcome.UNTIED, "each table is loaded as it is stored", names)
     cell = _cell(inspection, tables, loader)
     if cell is None:
         tables_named = in_words(matrix.name for matrix in tables.matrices)
@@ -215,22 +225,6 @@ def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Lo
             Outcome.UNKNOWN, f"{tables_named} {are} quantised, and tieconv has no measurement of that", names
         )
     return None if cell.outcome is None else Verdict(cell.outcome, cell.says, names)
-
-
-def _mlx_answer(loaded: Loaded, names: tuple[str, ...], *, equal: bool) -> Verdict:
-    """Return the answer of mlx-lm about its own codes: a module is quantised if its scales are stored.
-
-    Helium stores a separate head beside the tied embedding, and does not use it. Nothing is lost if it is ``equal``.
-    """
-    if loaded.refusals:
-        return Verdict(Outcome.UNKNOWN, loaded.refusals[0].sentence, names)
-    if loaded.discarded and equal:
-        return Verdict(Outcome.TIED, "the stored head equals the embedding, which serves both", names)
-    if loaded.discarded:
-        return Verdict(Outcome.DISCARDED, "mlx-lm drops the stored head without a message", names)
-    if len({parameter.parameter for parameter in loaded.parameters.values()}) == 1:
-        return Verdict(Outcome.TIED, "one quantised matrix serves both", names)
-    return Verdict(Outcome.UNTIED, "each table is loaded as it is stored", names)
 
 
 def _listed_answer(inspection: Inspection, loader: tuple[str, str]) -> Verdict | None:

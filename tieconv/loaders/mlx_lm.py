@@ -147,15 +147,10 @@ def text_model(inspection: Inspection, release: str) -> TextModel | Refusal:
     nested = release_tables.by_type(tables, "nested").get(file)
     if not isinstance(whole.get(_TEXT, {}), Mapping) or (nested == "required" and _TEXT not in whole):
         return Refusal(Cause.CONFIG, f"the config has no {_TEXT}, and mlx-lm requires it")
-    config = _text_config(whole, nested)
+    part = whole.get(_TEXT)
+    config = part if nested is not None and isinstance(part, Mapping) else whole
     name = f"{file}/{config.get('model_type')}"
     return TextModel(tables, file, name if name in names else file, config, whole)
-
-
-def _text_config(whole: Mapping[str, object], nested: str | None) -> Mapping[str, object]:
-    """Return the config of the language model; an `optional` text config is the whole config if it is absent."""
-    config = whole.get(_TEXT)
-    return config if nested is not None and isinstance(config, Mapping) else whole
 
 
 def _refused(text: TextModel) -> Iterator[Refusal]:

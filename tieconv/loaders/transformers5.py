@@ -183,14 +183,10 @@ def config_refusals(inspection: Inspection) -> Iterator[Refusal]:
     ):
         yield Refusal(Cause.CONFIG, f"the {shown(family.model_type)} config of transformers 5 refuses {FLAG} true")
     if cannot_build(inspection):
-        sentence = f"transformers 5 cannot build {_whole(family)} with {FLAG} true: its embedding has another name"
+        part = shown(family.part.model_type) if family.part is not None else "its text part"
+        whole = f"{shown(family.architecture)} with a {part} text part"
+        sentence = f"transformers 5 cannot build {whole} with {FLAG} true: its embedding has another name"
         yield Refusal(Cause.CONFIG, sentence)
-
-
-def _whole(family: Family) -> str:
-    """Return the class with its text part, in words."""
-    part = shown(family.part.model_type) if family.part is not None else "its text part"
-    return f"{shown(family.architecture)} with a {part} text part"
 
 
 # Say when transformers 5 refuses a flag, and when tieconv makes no claim about names.

@@ -160,21 +160,18 @@ def _dynamic(model: ir.Model, directory: Path) -> ir.Model:
                 use_external_data_format=True,
                 extra_options={"MatMulConstBOnly": True},
             )
-        return _model(onnx.load(str(to)))
+        # The quantiser adds an initializer again for each node that reads it; one of each name stays.
+        proto = onnx.load(str(to))
+        once = {tensor.name: tensor for tensor in proto.graph.initializer}
+        if len(once) < len(proto.graph.initializer):
+            stored = list(once.values())
+            del proto.graph.initializer[:]
+            proto.graph.initializer.extend(stored)
+        return ir.from_proto(proto)
     finally:
         for path in (plain, to):
             path.unlink(missing_ok=True)
             path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-
-
-def _model(proto: onnx.ModelProto) -> ir.Model:
-    """Return the graph. The quantiser adds an initializer again for each node that reads it; one of each name stays."""
-    once = {tensor.name: tensor for tensor in proto.graph.initializer}
-    if len(once) < len(proto.graph.initializer):
-        stored = list(once.values())
-        del proto.graph.initializer[:]
-        proto.graph.initializer.extend(stored)
-    return ir.from_proto(proto)
 
 
 def _remove_unread(model: ir.Model) -> None:

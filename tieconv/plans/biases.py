@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState
@@ -47,7 +45,18 @@ def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
     stored = output.name if output and output.stored else (embedding.name if embedding else "")
     for name in names:
         edits.fill(name, like.dtype, shape, stored)
-    return _unknown_bias_note(inspection, names, tied)
+    # Loaders ignore or refuse a bias that the class does not have. Tests run transformers and safetensors. The source
+    # code says what vLLM and mlx-lm do: vllm#21176, mlx-examples#564.
+    if inspection.family.output_biases:
+        return ()
+    listed = ", ".join(shown(name) for name in names)
+    if not inspection.family.architecture:
+        return (f"tieconv does not know the class: a program without a parameter {listed} may refuse the file",)
+    vllm = "vLLM ignores it and mlx-lm refuses it" if tied else "vLLM and mlx-lm refuse it"
+    return (
+        f"{inspection.family.architecture} has no parameter {listed}. transformers ignores it and reports it as "
+        f"unexpected. safetensors' load_model refuses it unless strict=False. According to their source code, {vllm}",
+    )
 
 
 def _names(inspection: Inspection, tied: bool) -> tuple[str, ...]:
@@ -63,23 +72,6 @@ def _names(inspection: Inspection, tied: bool) -> tuple[str, ...]:
         for member in group.members
     }
     return tuple(name for name in names if name not in aliases)
-
-
-def _unknown_bias_note(inspection: Inspection, names: Iterable[str], tied: bool) -> tuple[str, ...]:
-    """Return the note about loaders that ignore or refuse a bias that the class does not have.
-
-    Tests run transformers and safetensors. The source code says what vLLM and mlx-lm do: vllm#21176, mlx-examples#564.
-    """
-    if inspection.family.output_biases:
-        return ()
-    listed = ", ".join(shown(name) for name in names)
-    if not inspection.family.architecture:
-        return (f"tieconv does not know the class: a program without a parameter {listed} may refuse the file",)
-    vllm = "vLLM ignores it and mlx-lm refuses it" if tied else "vLLM and mlx-lm refuse it"
-    return (
-        f"{inspection.family.architecture} has no parameter {listed}. transformers ignores it and reports it as "
-        f"unexpected. safetensors' load_model refuses it unless strict=False. According to their source code, {vllm}",
-    )
 
 
 def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:

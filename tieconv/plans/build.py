@@ -57,6 +57,26 @@ def build(
         files = files_of(edits)
         if text is not None:
             files = with_text(files, text, changes)
+        kinds = {
+            "added": (write_plan.CopyTensor, write_plan.FillTensor, write_plan.ScaleTensor),
+            "averaged": (write_plan.AverageTensor,),
+            "dropped": (write_plan.DropTensor,),
+            "changed": (write_plan.SetTensor,),
+            "renamed": (write_plan.RenameTensor,),
+            "resized": (write_plan.ResizeTensor,),
+            "shared": (write_plan.ShareTensor,),
+            "trimmed": (write_plan.TrimStorage,),
+        }
+        parts = []
+        for word, types in kinds.items():
+            number = sum(isinstance(operation, types) for operation in files.operations)
+            if number:
+                parts.append(f"{count(number, 'tensor')} {word}")
+        if changes:
+            parts.append("config updated")
+        if any(isinstance(operation, write_plan.SetMetadata) for operation in files.operations):
+            parts.append("metadata updated")
+        done = {"retie": "tied", "untie": "untied"}.get(command, "done")
         return write_plan.Plan(
             command=command,
             checkpoint=checkpoint,
@@ -67,7 +87,7 @@ def build(
             links=files.links,
             removed=files.removed,
             promises=promises,
-            summary=_summary(command, files.operations, bool(changes)),
+            summary=", ".join(parts) if parts else f"already {done}: nothing to change",
             options=options,
             proofs=tuple(edits.proofs),
         )
@@ -151,30 +171,6 @@ def kept_promises(inspection: Inspection, ties: Iterable[Tie], after: Collection
     """Return the promises that the config declares ``ties`` as before, with those of their names in ``after``."""
     promises = tuple(promise(tie, tie.declared, after) for tie in ties)
     return write_plan.Promises(inspection.config.effective, promises)
-
-
-def _summary(command: str, operations: Collection[write_plan.Operation], config_changes: bool) -> str:
-    kinds = {
-        "added": (write_plan.CopyTensor, write_plan.FillTensor, write_plan.ScaleTensor),
-        "averaged": (write_plan.AverageTensor,),
-        "dropped": (write_plan.DropTensor,),
-        "changed": (write_plan.SetTensor,),
-        "renamed": (write_plan.RenameTensor,),
-        "resized": (write_plan.ResizeTensor,),
-        "shared": (write_plan.ShareTensor,),
-        "trimmed": (write_plan.TrimStorage,),
-    }
-    parts = []
-    for word, types in kinds.items():
-        number = sum(isinstance(operation, types) for operation in operations)
-        if number:
-            parts.append(f"{count(number, 'tensor')} {word}")
-    if config_changes:
-        parts.append("config updated")
-    if any(isinstance(operation, write_plan.SetMetadata) for operation in operations):
-        parts.append("metadata updated")
-    done = {"retie": "tied", "untie": "untied"}.get(command, "done")
-    return ", ".join(parts) if parts else f"already {done}: nothing to change"
 
 
 # Add the base model's prefix to the names of a file without it, if a plan adds a head.

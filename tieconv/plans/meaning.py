@@ -289,11 +289,6 @@ def values_of(source: str) -> str:
     return f"with the values of {shown(source)}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(shown(name) for name in names[:_LISTED]) + more
-
-
 def _major(release: str) -> str:
     return release.partition(".")[0]
 
@@ -315,7 +310,9 @@ def grouped(changes: Iterable[tuple[str, Change]]) -> Iterator[str]:
     for (had, values, together), names in by_fate.items():
         loaders = f"transformers {' and '.join(map(_major, together))} {'load' if len(together) > 1 else 'loads'}"
         gets = "with their own values" if values == OWN and len(names) > 1 else values
-        yield f"{loaders} {_listed(names)} {had} now and {gets} afterwards"
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        listed = ", ".join(shown(name) for name in names[:_LISTED]) + more
+        yield f"{loaders} {listed} {had} now and {gets} afterwards"
 
 
 Values = tuple[object, ...]

@@ -447,16 +447,6 @@ class Wire:
 
     def varint(self, position: int, end: int) -> tuple[int, int]:
         """Return the number at ``position``, and the offset behind it."""
-        window, at = self._at(position)
-        value = shift = 0
-        for byte in window[at : at + min(10, end - position)]:
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value & 0xFFFF_FFFF_FFFF_FFFF, position + shift // 7
-        raise self._error(f"ends inside a number at byte {position:,}, or is not an {self._noun}", "truncated")
-
-    def _at(self, position: int) -> tuple[bytes, int]:
         at = position - self._start
         if at < 0 or (at + _LONGEST > len(self._window) and self._start + len(self._window) < self.size):
             goes_on = 0 <= at <= len(self._window)
@@ -468,7 +458,13 @@ class Wire:
                 hint = "fetch the model and give the local directory: hf download ORG/NAME --local-dir DIR"
                 raise UnreadableError(problem, hint, "onnx.requests")
             self._window = self._pread(self._next, position)
-        return self._window, at
+        value = shift = 0
+        for byte in self._window[at : at + min(10, end - position)]:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value & 0xFFFF_FFFF_FFFF_FFFF, position + shift // 7
+        raise self._error(f"ends inside a number at byte {position:,}, or is not an {self._noun}", "truncated")
 
     def take(self, start: int, end: int) -> bytes:
         """Return the bytes between two offsets."""

@@ -117,27 +117,23 @@ def _matrix(scope: Scope, name: str, *, turned: bool = False) -> Role | None:
     """Return the matrix behind a value, also behind its dequantisation. ``turned`` if its columns are tokens."""
     stored = origin(scope, name)
     if stored is None:
-        return _dequantised(scope, name, turned=turned)
+        # A matrix of codes is behind a DequantizeLinear, or behind Mul(Cast(codes), scale).
+        for _ in range(_STEPS):
+            scope, producer = scope.find(name)
+            if producer is None or isinstance(producer, Tensor) or not producer[0].inputs:
+                return None
+            node = producer[0]
+            if node.standard == "DequantizeLinear":
+                return _codes(scope, node, node.inputs[0], turned)
+            if node.standard == "Mul":
+                codes = next((operand for operand in (_shifted(scope, value) for value in node.inputs) if operand), "")
+                return _codes(scope, node, codes, turned) if codes else None
+            if node.standard not in ("Transpose", "Identity", "Cast"):
+                return None
+            turned ^= node.standard == "Transpose"
+            name = node.inputs[0]
+        return None
     return Role(stored.tensor, stored.turned != turned) if len(stored.tensor.dims) == _MATRIX else None
-
-
-def _dequantised(scope: Scope, name: str, *, turned: bool) -> Role | None:
-    """Return the matrix of codes behind a DequantizeLinear, or behind Mul(Cast(codes), scale)."""
-    for _ in range(_STEPS):
-        scope, producer = scope.find(name)
-        if producer is None or isinstance(producer, Tensor) or not producer[0].inputs:
-            return None
-        node = producer[0]
-        if node.standard == "DequantizeLinear":
-            return _codes(scope, node, node.inputs[0], turned)
-        if node.standard == "Mul":
-            codes = next((operand for operand in (_shifted(scope, value) for value in node.inputs) if operand), "")
-            return _codes(scope, node, codes, turned) if codes else None
-        if node.standard not in ("Transpose", "Identity", "Cast"):
-            return None
-        turned ^= node.standard == "Transpose"
-        name = node.inputs[0]
-    return None
 
 
 def _shifted(scope: Scope, name: str) -> str:

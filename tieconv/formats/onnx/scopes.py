@@ -428,7 +428,19 @@ def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
 def _of_nodes(graph: Graph, scopes: list[set[str]], imports: _Imports) -> Iterator[Fault]:
     made = scopes[-1]
     for index, node in enumerate(graph.nodes):
-        yield from _of_node(node, index, imports)
+        if not node.operator:
+            yield CHECKER, f"node {index} has no operator"
+        elif not node.inputs and not node.outputs:
+            yield CHECKER, f"{label(node, index)} has neither an input nor an output"
+        domain = "" if node.domain in STANDARD else node.domain
+        names = STANDARD if not node.domain else {node.domain}  # a node of "ai.onnx" needs an import with this spelling
+        opset = next((version for name, version in imports.opsets.items() if name in names), 0)
+        if imports.opsets and not opset:
+            used = shown(node.domain) or "ai.onnx"
+            yield CHECKER, f"{label(node, index)} uses the opset of {used}, which is not imported"
+        if node.operator and domain in _operators() and f"{node.domain}:{node.operator}" not in imports.functions:
+            for why in _of_operator(node, domain, opset):
+                yield SESSION, f"{label(node, index)} {why}"
         for name in [name for name, type_ in node.types.items() if not type_] if imports.typed else ():
             yield CHECKER, f"{label(node, index)} has the attribute {shown(name) or '(empty)'} without a type"
         for name in node.inputs:
@@ -440,22 +452,6 @@ def _of_nodes(graph: Graph, scopes: list[set[str]], imports: _Imports) -> Iterat
             if name and name in made:
                 yield CHECKER, f"{label(node, index)} has the output {shown(name)}, a name that another value has"
             made.add(name)
-
-
-def _of_node(node: Node, index: int, imports: _Imports) -> Iterator[Fault]:
-    if not node.operator:
-        yield CHECKER, f"node {index} has no operator"
-    elif not node.inputs and not node.outputs:
-        yield CHECKER, f"{label(node, index)} has neither an input nor an output"
-    domain = "" if node.domain in STANDARD else node.domain
-    names = STANDARD if not node.domain else {node.domain}  # a node of "ai.onnx" needs an import with this spelling
-    opset = next((version for name, version in imports.opsets.items() if name in names), 0)
-    if imports.opsets and not opset:
-        used = shown(node.domain) or "ai.onnx"
-        yield CHECKER, f"{label(node, index)} uses the opset of {used}, which is not imported"
-    if node.operator and domain in _operators() and f"{node.domain}:{node.operator}" not in imports.functions:
-        for why in _of_operator(node, domain, opset):
-            yield SESSION, f"{label(node, index)} {why}"
 
 
 def _since(node: Node, opsets: Mapping[str, int]) -> int | None:

@@ -161,21 +161,6 @@ def byte_range(tensor: External, root: str, files: Files) -> ByteRange:
     Raises `UnsafePathError` for a path outside the graph's directory, and for a link. Raises `UnreadableError` if
     offset and length do not fit the file, the type or the shape.
     """
-    name = _file(tensor, root, files)
-    size = files.state(name).size
-    start, length = _number(tensor, "offset") or 0, _number(tensor, "length")
-    needed = tensor.needed
-    end = start + (size - start if length is None else length)
-    if needed is not None and length is None:
-        end = start + needed
-    if start > size or end > size or (needed is not None and end - start != needed):
-        files.pread(name, LARGEST, 0)  # raises the error of a Git pointer file
-        needed = end - start if needed is None else needed
-        _unreadable(tensor, f"needs {count(needed, 'byte')} at offset {start} of {shown(name)}, which has {size:,}")
-    return ByteRange(name, start, end)
-
-
-def _file(tensor: External, root: str, files: Files) -> str:
     location = tensor.entries.get("location", "")
     parts = PurePosixPath(location)
     if not location or "\0" in location or "\\" in location or parts.is_absolute() or ".." in parts.parts:
@@ -189,7 +174,17 @@ def _file(tensor: External, root: str, files: Files) -> str:
     files.state(name)  # raises the error of a special file
     if local and os.lstat(os.path.join(root, name)).st_nlink > 1:
         _linked(tensor, name, "has several hard links")
-    return name
+    size = files.state(name).size
+    start, length = _number(tensor, "offset") or 0, _number(tensor, "length")
+    needed = tensor.needed
+    end = start + (size - start if length is None else length)
+    if needed is not None and length is None:
+        end = start + needed
+    if start > size or end > size or (needed is not None and end - start != needed):
+        files.pread(name, LARGEST, 0)  # raises the error of a Git pointer file
+        needed = end - start if needed is None else needed
+        _unreadable(tensor, f"needs {count(needed, 'byte')} at offset {start} of {shown(name)}, which has {size:,}")
+    return ByteRange(name, start, end)
 
 
 def _check_links(tensor: External, name: str, root: str) -> None:

@@ -17,7 +17,6 @@ from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
 from tieconv.formats.torch.pickle_machine import run
 from tieconv.formats.torch.pickle_stack import (
     Pairs,
-    Persistent,
     PickleProblem,
     StorageRef,
     StoredTensor,
@@ -61,7 +60,19 @@ def read_torch_file(
     """
     try:
         with collector_paused():
-            return _read(pread, length, name, sparse)
+            first = pread(min(length, 1024), 0)
+            check_git_file(name, first, length)
+            check_disguise(first, length)
+            zipped = first.startswith(b"PK")
+            value, content = _from_zip(pread, length, name, sparse) if zipped else _from_legacy(pread, length, name)
+            state = find_state(value)
+            del value  # popping each tensor frees memory for its record
+            used = _Used(name, content.storages)
+            records = tuple(used.record(tensor, state.tensors.pop(tensor)) for tensor in list(state.tensors))
+            storages = tuple(content.storages[key] for key in used.references)
+            start = min((storage.range.start for storage in storages), default=0)
+            file = WeightFile(name, length, start, records, state.metadata, storages)
+            return file, (*state.cautions, *_cautions(file, content))
     except PickleProblem as problem:
         raise problem.named(name) from None
 
@@ -77,22 +88,6 @@ def read_one_tensor(pread: archive.Pread, length: int, name: str) -> tuple[Tenso
     return used.record(name, value), content.storages[value.storage.key]
 
 
-def _read(pread: archive.Pread, length: int, name: str, sparse: bool) -> tuple[WeightFile, tuple[Caution, ...]]:
-    first = pread(min(length, 1024), 0)
-    check_git_file(name, first, length)
-    check_disguise(first, length)
-    zipped = first.startswith(b"PK")
-    value, content = _from_zip(pread, length, name, sparse) if zipped else _from_legacy(pread, length, name)
-    state = find_state(value)
-    del value  # popping each tensor frees memory for its record
-    used = _Used(name, content.storages)
-    records = tuple(used.record(tensor, state.tensors.pop(tensor)) for tensor in list(state.tensors))
-    storages = tuple(content.storages[key] for key in used.references)
-    start = min((storage.range.start for storage in storages), default=0)
-    file = WeightFile(name, length, start, records, state.metadata, storages)
-    return file, (*state.cautions, *_cautions(file, content))
-
-
 def _from_zip(pread: archive.Pread, length: int, name: str, sparse: bool) -> tuple[object, _Content]:
     entries = archive.read_archive(pread, length, sparse=sparse)
     _check_entries(pread, entries)
@@ -100,25 +95,6 @@ def _from_zip(pread: archive.Pread, length: int, name: str, sparse: bool) -> tup
     unsupported: dict[str, None] = {} if "version" in entries else {"an archive without the record version": None}
     storages = dict(_storages(entries, name))
     most = allowance(length, len(storages))
-    try:
-        value, end = run(pickled, 0, ALLOWED, _stored(storages, unsupported), lambda: most, unsupported)
-    except Truncated:
-        refuse("holds a truncated pickle", "pickle.truncated")
-    if end != len(pickled):
-        refuse("has bytes after its pickle", "pickle.trailing")
-    return value, _Content(storages, unsupported)
-
-
-def _storages(entries: dict[str, archive.Entry], file: str) -> Iterator[tuple[str, Storage]]:
-    """Yield each storage with its key. Removes its entry to free memory."""
-    for name in list(entries):
-        if name.startswith(_DATA):
-            entry, key = entries.pop(name), name.removeprefix(_DATA)
-            yield key, Storage(key, ByteRange(file, entry.start, entry.end), entry.crc)
-
-
-def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Persistent:
-    """Return a function that converts a persistent id to a storage. It refuses a storage with another size."""
 
     def persistent(pid: object) -> StorageRef:
         reference = storage_reference(pid)
@@ -132,7 +108,21 @@ def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Pe
             unsupported["a storage with the field of its view"] = None
         return reference
 
-    return persistent
+    try:
+        value, end = run(pickled, 0, ALLOWED, persistent, lambda: most, unsupported)
+    except Truncated:
+        refuse("holds a truncated pickle", "pickle.truncated")
+    if end != len(pickled):
+        refuse("has bytes after its pickle", "pickle.trailing")
+    return value, _Content(storages, unsupported)
+
+
+def _storages(entries: dict[str, archive.Entry], file: str) -> Iterator[tuple[str, Storage]]:
+    """Yield each storage with its key. Removes its entry to free memory."""
+    for name in list(entries):
+        if name.startswith(_DATA):
+            entry, key = entries.pop(name), name.removeprefix(_DATA)
+            yield key, Storage(key, ByteRange(file, entry.start, entry.end), entry.crc)
 
 
 def _check_entries(pread: archive.Pread, entries: Mapping[str, archive.Entry]) -> None:
@@ -183,7 +173,7 @@ class _Used:
         first, size = where.start, where.end - where.start
         elements = prod(shape)
         dense = _is_dense(shape, stride)
-        span = elements if dense else _span(shape, stride)
+        span = elements if dense else 1 + sum([(side - 1) * step for side, step in zip(shape, stride, strict=True)])
         start, end = offset * width, (offset + span) * width
         if not elements:  # in torch a tensor without elements may start anywhere
             start = end = min(start, size)
@@ -209,11 +199,6 @@ class _Used:
 def _check_amplified(name: str, stored: int, repeated: int, storage: int) -> None:
     if repeated > max(AMPLIFIED, 16 * storage):
         refuse(f"has tensor {shown(name)}, which expands {size(stored)} to {size(repeated)}", "torch.amplified")
-
-
-def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Return the number of elements from the first to the last one."""
-    return 1 + sum([(side - 1) * step for side, step in zip(shape, stride, strict=True)])
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -73,7 +73,11 @@ def find_state(value: object) -> StateDict:
         if value.items:
             refuse("holds no named tensor", "torch.no-state", "save model.state_dict()")
         return StateDict({}, None, ())
-    chosen = _choose(places)
+    # With equal numbers of tensors the top level comes first. Below it, dictionaries with a usual key come first. The
+    # number decides first, because a random state or a step count can be a tensor at the top level.
+    own = [candidate for candidate in places if not candidate.path]
+    named = [entry for entry in places if entry.path and entry.path[-1] in _NAMED and "optim" not in entry.path[0]]
+    chosen = max([*own, *(named or places)], key=lambda candidate: candidate.number)
     tensors, extra = _split(chosen.pairs)
     metadata = _metadata(chosen.pairs)
     joined = _output_layer(chosen, places, tensors)
@@ -138,17 +142,6 @@ def _tensors(candidate: _Candidate) -> Iterator[tuple[str, StoredTensor]]:
     for key, value in candidate.pairs.items:
         if type(key) is str and type(value) is StoredTensor:
             yield key, value
-
-
-def _choose(places: list[_Candidate]) -> _Candidate:
-    """Return the dictionary with the most tensors.
-
-    With equal numbers the top level comes first. Below it, dictionaries with a usual key come first. The number
-    decides first, because a random state or a step count can be a tensor at the top level.
-    """
-    own = [candidate for candidate in places if not candidate.path]
-    named = [entry for entry in places if entry.path and entry.path[-1] in _NAMED and "optim" not in entry.path[0]]
-    return max([*own, *(named or places)], key=lambda candidate: candidate.number)
 
 
 def _split(pairs: Pairs) -> tuple[dict[str, StoredTensor], list[object]]:

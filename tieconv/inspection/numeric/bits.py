@@ -159,7 +159,14 @@ def encode(values: Array, form: Format) -> Array:
     with np.errstate(all="ignore"):
         if form.name == "F32":
             return values.astype("<f4").view("<u4")
-        return _narrow(_round_to_odd(values), form)
+        # An inexact float64 becomes the float32 neighbour whose last mantissa bit is set. Rounding that to a type at
+        # least two bits shorter equals rounding the value itself. Rounding to nearest twice would not.
+        nearest = values.astype("<f4")
+        back = nearest.astype("<f8")
+        bits = nearest.view("<u4").copy()
+        bits -= np.abs(back) > np.abs(values)
+        bits |= (back != values) & ~np.isnan(values)
+        return _narrow(bits.view("<f4"), form)
 
 
 def convert(bits: Array, source: Format, target: Format) -> Array:
@@ -183,20 +190,6 @@ def _narrow(values: Array, form: Format) -> Array:
     if nan.any():
         rounded[nan] = (bits[nan] >> 16) | 0x40
     return rounded
-
-
-def _round_to_odd(values: Array) -> Array:
-    """Return float64 as float32; an inexact value becomes the neighbour whose last mantissa bit is set.
-
-    Rounding the result to a type at least two bits shorter then equals rounding the value itself. Rounding to nearest
-    twice would not.
-    """
-    nearest = values.astype("<f4")
-    back = nearest.astype("<f8")
-    bits = nearest.view("<u4").copy()
-    bits -= np.abs(back) > np.abs(values)
-    bits |= (back != values) & ~np.isnan(values)
-    return bits.view("<f4")
 
 
 def cast_direction(pair: Pair) -> tuple[Pair, bool, bool] | None:

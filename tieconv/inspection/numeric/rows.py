@@ -143,7 +143,8 @@ def difference(pair: floats.Pair) -> Difference:
     """Compare every element of a pair; raises what the reader raises."""
     formats = set(pair.formats)
     common = formats.pop() if len(formats) == 1 else floats.F64 if floats.F64 in formats else floats.F32
-    rows, width = _matrix(pair)
+    rows = pair.left.shape[0] if pair.left.shape else 1
+    width = pair.left.elements // rows
     differences = Difference(rows)
     for row, start, stop in _row_pieces(rows, width):
         left, right = (
@@ -152,12 +153,6 @@ def difference(pair: floats.Pair) -> Difference:
         if not differences.add_plain(left, right, common, row, width):
             differences.add_careful(left, right, common, row, width)
     return differences
-
-
-def _matrix(pair: floats.Pair) -> tuple[int, int]:
-    """Return (rows, elements per row); a scalar is one row."""
-    rows = pair.left.shape[0] if pair.left.shape else 1
-    return rows, pair.left.elements // rows
 
 
 def _row_pieces(rows: int, width: int) -> Iterator[tuple[int, int, int]]:

@@ -431,20 +431,16 @@ def compare_values(
         )
         with np.errstate(all="ignore"):
             for start, stop in row_blocks(shape):
-                _add(sums, left, right, start, stop, copies)
+                # Both sides are multiplied by both divisors, so that nothing is rounded by a division.
+                first, second = left.block(start, stop), right.block(start, stop)
+                crossed = first.values * right.divisor, second.values * left.divisor
+                scale = abs(left.divisor * right.divisor)
+                error = np.abs(crossed[0] - crossed[1]) / scale
+                error[(crossed[0] == crossed[1])] = 0.0
+                sums.add(_divided(first, left.divisor), _divided(second, right.divisor), error)
     except ValueError as why:
         return PairRelation(PairState.UNREAD, str(why))
     return _judged(sums, shape[0], copies)
-
-
-def _add(sums: _Sums, left: Rows, right: Rows, start: int, stop: int, copies: bool) -> None:
-    """Compare one block. Both sides are multiplied by both divisors, so that nothing is rounded by a division."""
-    first, second = left.block(start, stop), right.block(start, stop)
-    crossed = first.values * right.divisor, second.values * left.divisor
-    scale = abs(left.divisor * right.divisor)
-    error = np.abs(crossed[0] - crossed[1]) / scale
-    error[(crossed[0] == crossed[1])] = 0.0
-    sums.add(_divided(first, left.divisor), _divided(second, right.divisor), error)
 
 
 def _divided(decoded: Decoded, divisor: float) -> Decoded:

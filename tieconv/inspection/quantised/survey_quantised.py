@@ -50,7 +50,13 @@ Content = Callable[[TensorRecord], bytes | None]
 def survey_quantised(inspection: Inspection, reader: ByteReader) -> QuantisedTables | None:
     """Return the quantised embedding and head, or ``None`` if neither is quantised."""
     settings = quantisation_settings(inspection.checkpoint.quantisation_values)
-    content = _content(reader, inspection.depth)
+
+    def content(record: TensorRecord) -> bytes | None:
+        if inspection.depth is Depth.HEADER or record.nbytes > _SMALL:
+            return None
+        dense_reader, (dense,) = readable(reader, (record,))
+        return bytes(read(dense_reader, dense.range, 0, dense.nbytes))
+
     matrices = tuple(_matrices(inspection, settings, content))
     if not matrices:
         return None
@@ -79,18 +85,6 @@ def _module(
     parts = {leaf: tensors[stored] for leaf, stored in parts_of(name, tensors)}
     choice = settings.choice(name, role)
     return StoredModule(name, role, parts, content, choice, settings.method, hidden_size(inspection))
-
-
-def _content(reader: ByteReader, depth: Depth) -> Content:
-    """Return a function that reads a small tensor, or reads nothing if only headers may be read."""
-
-    def content(record: TensorRecord) -> bytes | None:
-        if depth is Depth.HEADER or record.nbytes > _SMALL:
-            return None
-        dense_reader, (dense,) = readable(reader, (record,))
-        return bytes(read(dense_reader, dense.range, 0, dense.nbytes))
-
-    return content
 
 
 def _relation(inspection: Inspection, matrices: tuple[QuantisedMatrix, ...], reader: ByteReader) -> PairRelation | None:
@@ -423,16 +417,12 @@ def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     settings = quantisation_settings(checkpoint.quantisation_values)
     tensors = checkpoint.tensors
     shapes: dict[str, tuple[int, int]] = {}
-    for name in islice(_modules(tensors), _MOST_MODULES):
+    coded = (name for name in tensors if name.endswith(_ENDS))
+    modules = dict.fromkeys(name.removesuffix(end) for name in coded for end in _ENDS if name.endswith(end))
+    for name in islice(modules, _MOST_MODULES):
         parts = {leaf: tensors[f"{name}.{leaf}"] for leaf in PART_LEAVES if f"{name}.{leaf}" in tensors}
         choice = settings.choice(name, HEAD)
         matrix = recognise(StoredModule(name, HEAD, parts, lambda record: None, choice, settings.method))
         if matrix is not None and matrix.shape is not None:
             shapes[f"{name}.weight"] = matrix.shape
     return shapes
-
-
-def _modules(tensors: Mapping[str, TensorRecord]) -> dict[str, None]:
-    """Return the modules with a part that shows a quantised matrix, in file order."""
-    coded = (name for name in tensors if name.endswith(_ENDS))
-    return dict.fromkeys(name.removesuffix(end) for name in coded for end in _ENDS if name.endswith(end))

@@ -101,7 +101,26 @@ def save(made: Any, directory: Path) -> dict[str, Any]:
     The document is what transformers needs to load the graph. It is empty for an `ONNXProgram`, whose exporter has no
     loader.
     """
-    _slice_weights(program_of(made))
+    # Each large weight is written in order and in slices; torch copies one that is a transposed view. onnx-ir 1.1.0
+    # writes such a view element by element: that takes six times as long, and Ctrl-C waits for it.
+    torch = need("torch", "onnx,torch", "exporting")
+
+    def sliced(tensor: ir.Tensor[Any]) -> ir.Tensor[Any]:
+        raw, dtype = tensor.raw, tensor.dtype.numpy()
+        if isinstance(raw, np.ndarray):  # as integers, since torch has not every dtype of onnx
+            raw = torch.from_numpy(raw.view(f"i{raw.itemsize}"))
+        array = raw.detach().contiguous().view(torch.uint8).numpy().view(dtype)
+        return _Sliced(array, tensor.dtype, shape=tensor.shape)
+
+    for value in program_of(made).graph.initializers.values():
+        tensor = value.const_value
+        raw = getattr(tensor, "raw", None)
+        if isinstance(raw, np.ndarray):
+            is_changed = not raw.flags.c_contiguous and min(raw.strides) >= 0
+        else:
+            is_changed = isinstance(raw, torch.Tensor) and raw.ndim > 0 and tensor.dtype.bitwidth >= 8
+        if is_changed:
+            value.const_value = ir.LazyTensor(partial(sliced, tensor), tensor.dtype, tensor.shape, name=tensor.name)
     with _silence():
         if not hasattr(made, "save_pretrained"):
             made.save(str(directory / "model.onnx"), external_data=True)
@@ -127,31 +146,6 @@ class _Sliced(ir.Tensor[Any]):
         data = self.raw.reshape(-1).view(np.uint8)
         for start in range(0, len(data), _SLICE):
             file.write(data[start : start + _SLICE])
-
-
-def _slice_weights(program: Any) -> None:
-    """Let each large weight be written in order and in slices; torch copies one that is a transposed view.
-
-    onnx-ir 1.1.0 writes such a view element by element: that takes six times as long, and Ctrl-C waits for it.
-    """
-    torch = need("torch", "onnx,torch", "exporting")
-
-    def sliced(tensor: ir.Tensor[Any]) -> ir.Tensor[Any]:
-        raw, dtype = tensor.raw, tensor.dtype.numpy()
-        if isinstance(raw, np.ndarray):  # as integers, since torch has not every dtype of onnx
-            raw = torch.from_numpy(raw.view(f"i{raw.itemsize}"))
-        array = raw.detach().contiguous().view(torch.uint8).numpy().view(dtype)
-        return _Sliced(array, tensor.dtype, shape=tensor.shape)
-
-    for value in program.graph.initializers.values():
-        tensor = value.const_value
-        raw = getattr(tensor, "raw", None)
-        if isinstance(raw, np.ndarray):
-            is_changed = not raw.flags.c_contiguous and min(raw.strides) >= 0
-        else:
-            is_changed = isinstance(raw, torch.Tensor) and raw.ndim > 0 and tensor.dtype.bitwidth >= 8
-        if is_changed:
-            value.const_value = ir.LazyTensor(partial(sliced, tensor), tensor.dtype, tensor.shape, name=tensor.name)
 
 
 def _exporter(

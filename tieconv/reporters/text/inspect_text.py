@@ -85,7 +85,12 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         for reason, names in reasons.items():
             yield "not read", count(len(names), "tensor"), shown(reason)
         yield from _save(inspection.live)
-    yield from _graphs(inspection)
+    for graph in inspection.checkpoint.graphs[:_SHOWN_TIES]:
+        extra = sum(latent.nbytes for latent in graph.latent if latent.extra)
+        session = f"{size(graph.session_bytes)} in a session" + (
+            f", {size(extra)} of it folded copies" if extra else ""
+        )
+        yield "graph", shown(graph.file), f"opset {graph.opset}, {count(graph.nodes, 'node')}, {session}"
     if inspection.checkpoint.revision:
         label = "commit" if inspection.checkpoint.source.startswith("hf://") else "listing"
         yield label, inspection.checkpoint.revision
@@ -128,15 +133,6 @@ def _distributed(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield "config file", shown(checkpoint.config.name)
     if checkpoint.table.training:
         yield "training", f"{count(len(checkpoint.table.training), 'tensor')} of training state, not part of the model"
-
-
-def _graphs(inspection: Inspection) -> Iterator[tuple[str, ...]]:
-    for graph in inspection.checkpoint.graphs[:_SHOWN_TIES]:
-        extra = sum(latent.nbytes for latent in graph.latent if latent.extra)
-        session = f"{size(graph.session_bytes)} in a session" + (
-            f", {size(extra)} of it folded copies" if extra else ""
-        )
-        yield "graph", shown(graph.file), f"opset {graph.opset}, {count(graph.nodes, 'node')}, {session}"
 
 
 def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:

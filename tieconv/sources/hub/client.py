@@ -135,11 +135,6 @@ class Body(Stream):
             self._client.count(requests=1)
             raise
         self._client.count(requests=1 + len(response.history))
-        self._check(response)
-        self._chunks = response.iter_raw(CHUNK)
-
-    def _check(self, response: Any) -> None:
-        """Refuse a response with another range, file size or commit than the request."""
         hf_raise_for_status(response)
         header = constants.HUGGINGFACE_HEADER_X_REPO_COMMIT
         commits = {answer.headers.get(header) for answer in (*response.history, response)}
@@ -155,6 +150,7 @@ class Body(Stream):
         length = response.headers.get("Content-Length")
         if length is not None and length != str(self.end - self.position):
             raise self._lies(f"it sends {shown(length, 24)} bytes instead of {self.end - self.position:,}")
+        self._chunks = response.iter_raw(CHUNK)
 
     def _check_range(self, header: str) -> None:
         match = _RANGE.fullmatch(header.strip())

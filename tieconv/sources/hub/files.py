@@ -80,7 +80,8 @@ def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> st
     An empty hash means the name of the file's blob in the cache. Raises `UnreadableError`.
     """
     inside = repo_path.path if listing.named is None else os.path.dirname(repo_path.path)
-    wanted = [_literal(os.path.join(inside, name)) for name in files]
+    # Patterns that match only these names.
+    wanted = [re.sub(r"([*?\[])", r"[\1]", os.path.join(inside, name)) for name in files]
     label = shown(listing.source)
     listed = parse(listing.root).revision if is_hub(listing.root) else None
     served = {
@@ -100,11 +101,6 @@ def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> st
         raise UnreadableError(f"{label} has a new commit since tieconv listed it", "try again", "hub.moved")
     verify(repo_path.repo, os.path.join(root, inside), files)
     return os.path.join(root, repo_path.path) if repo_path.path else str(root)
-
-
-def _literal(name: str) -> str:
-    """Return a pattern that matches only the name."""
-    return re.sub(r"([*?\[])", r"[\1]", name)
 
 
 def cached_root(remote: Snapshot) -> str:

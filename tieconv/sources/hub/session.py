@@ -187,7 +187,11 @@ def limits(largest: int, hashes: Mapping[str, str] | None = None) -> Iterator[No
 
     ``hashes`` maps each `file_key` to the listed hash. Outside the context huggingface_hub is unchanged.
     """
-    _install()
+    factory = getattr(utils._http, "_GLOBAL_CLIENT_FACTORY", utils._http.default_client_factory)
+    with _lock:
+        if not isinstance(factory, _Factory):
+            set_client_factory(_Factory(factory))
+    _limited(utils.get_session())
     scope = (largest, hashes or {})
     with _lock:
         _scopes.append(scope)
@@ -238,15 +242,6 @@ def file_key(address: str) -> str:
 def is_limited() -> bool:
     """Return whether limits are active."""
     return bool(_scopes)
-
-
-def _install() -> None:
-    """Limit the current HTTP client of huggingface_hub, and each client that replaces it."""
-    factory = getattr(utils._http, "_GLOBAL_CLIENT_FACTORY", utils._http.default_client_factory)
-    with _lock:
-        if not isinstance(factory, _Factory):
-            set_client_factory(_Factory(factory))
-    _limited(utils.get_session())
 
 
 class _Factory:
