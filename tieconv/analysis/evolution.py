@@ -114,9 +114,15 @@ def evolve(
             known = (opened.identity(number), *(figures[before].identity for before in _earlier(number).values()))
             measured = file.known(revision.source, request.asked, known)
             if measured is None:
-                measured = _measured(
-                    opened, revision, number, [known[0], *(each.identity for each in figures)], request
-                )
+                own, *before = [known[0], *(each.identity for each in figures)]
+                first = opened.tables(0, before[0] if before else own)
+                earlier = {since: opened.tables(at, before[at]) for since, at in _earlier(number).items()}
+                now = opened.tables(number, own)
+                every = revision_figures(now, earlier, first.tokens, exact=request.exact, untied=request.untied)
+                names = {role: table.record.name for role, table in now.tables.items()}
+                errors = {measure.name: error for measure, error in every if error}
+                measures = tuple(measure for measure, _ in every)
+                measured = RevisionFigures(revision.name, revision.source, revision.step, own, names, measures, errors)
                 file.add(measured, request.asked, known)
             figures.append(replace(measured, name=revision.name, step=revision.step))
             opened.keep(0, number)
@@ -129,21 +135,6 @@ def evolve(
 def _earlier(number: int) -> dict[str, int]:
     """Return the revisions that revision ``number`` is compared with."""
     return {} if number == 0 else {"first": 0, "previous": number - 1}
-
-
-def _measured(
-    opened: _Opened, revision: Revision, number: int, identities: Sequence[str], request: Request
-) -> RevisionFigures:
-    """Measure a revision. ``identities`` are its own and those of the revisions before it."""
-    own, *before = identities
-    first = opened.tables(0, before[0] if before else own)
-    earlier = {since: opened.tables(at, before[at]) for since, at in _earlier(number).items()}
-    now = opened.tables(number, own)
-    every = revision_figures(now, earlier, first.tokens, exact=request.exact, untied=request.untied)
-    names = {role: table.record.name for role, table in now.tables.items()}
-    errors = {measure.name: error for measure, error in every if error}
-    measures = tuple(measure for measure, _ in every)
-    return RevisionFigures(revision.name, revision.source, revision.step, own, names, measures, errors)
 
 
 def _headline(model: str, figures: Sequence[RevisionFigures]) -> Headline:

@@ -570,11 +570,7 @@ def in_training(family: Family, names: Collection[str], starts: Mapping[str, str
     stored = below(prefixes[0], names) if len(prefixes) == 1 else {}
     if all(bare == name for bare, name in stored.items()):
         return family
-    return _prefixed(family, stored, prefixes[0])
-
-
-def _prefixed(family: Family, stored: Mapping[str, str], prefix: str) -> Family:
-    """Return ``family`` with the names in the file; ``stored`` maps the names of the model to them, as in `below`."""
+    prefix = prefixes[0]
 
     def in_file(name: str) -> str:
         return stored.get(locate(family, name, stored) or "", prefix + name)

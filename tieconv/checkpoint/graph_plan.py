@@ -144,6 +144,15 @@ class GraphOutcome(Printed):
         """Return the document of schema `tieconv.plan/1`."""
         # Schema `tieconv.plan/1`, with the values of graphs under ``graphs``, ``matrices`` and ``proofs``.
         plan = self.plan
+        operations: list[dict[str, object]] = []
+        for matrix in plan.matrices:
+            if not matrix.done:
+                continue
+            operations.append({"op": "KeepTensor", "name": matrix.initializer, "file": matrix.graph})
+            op, why = "DropTensor", {"because": f"{' and '.join(matrix.kinds)} of {matrix.initializer}"}
+            if plan.command == "untie":
+                op, why = "CopyTensor", {"source": matrix.initializer}
+            operations += [{"op": op, "name": name, **why, "file": matrix.graph} for name in matrix.dropped]
         return {
             "schema": PLAN_SCHEMA,
             "tieconv": VERSION,
@@ -152,7 +161,7 @@ class GraphOutcome(Printed):
             "summary": plan.summary,
             "head_form": str(plan.form) if plan.command == "dedup" else None,
             "graphs": [{"name": n, "changed": n in plan.changed, "answer": plan.answer(n)} for n in plan.names],
-            "operations": _operations(plan),
+            "operations": operations,
             "matrices": [_matrix(matrix) for matrix in plan.matrices],
             "files_removed": [],
             **values_of(plan, "notes bytes_before bytes_after bytes_read bytes_written bytes_linked"),
@@ -166,19 +175,6 @@ class GraphOutcome(Printed):
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
         return plan_rows(self.plan.summary, self.plan.notes)
-
-
-def _operations(plan: GraphPlan) -> list[dict[str, object]]:
-    operations: list[dict[str, object]] = []
-    for matrix in plan.matrices:
-        if not matrix.done:
-            continue
-        operations.append({"op": "KeepTensor", "name": matrix.initializer, "file": matrix.graph})
-        op, why = "DropTensor", {"because": f"{' and '.join(matrix.kinds)} of {matrix.initializer}"}
-        if plan.command == "untie":
-            op, why = "CopyTensor", {"source": matrix.initializer}
-        operations += [{"op": op, "name": name, **why, "file": matrix.graph} for name in matrix.dropped]
-    return operations
 
 
 def _matrix(matrix: SharedMatrix) -> dict[str, object]:

@@ -209,7 +209,13 @@ def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, 
 def index_cautions(weight_set: WeightSet, weights: tuple[WeightFile, ...]) -> list[Caution]:
     """Return one caution for each way in which the index disagrees with the shard headers."""
     cautions: list[Caution] = []
-    homes, repeated = _homes(weights)
+    homes: dict[str, str] = {}
+    in_several: dict[str, None] = {}
+    for file in weights:
+        for tensor in file.tensors:
+            if homes.setdefault(tensor.name, file.name) != file.name:
+                in_several[tensor.name] = None
+    repeated = tuple(in_several)
     if repeated:
         message = f"{listed(repeated, 3)} {'is' if len(repeated) == 1 else 'are'} stored in more than one shard"
         cautions.append(Caution("index.repeated", message, repeated))
@@ -225,17 +231,6 @@ def index_cautions(weight_set: WeightSet, weights: tuple[WeightFile, ...]) -> li
     if extra:
         cautions.append(Caution("index.extra-tensor", f"the index does not list {listed(extra, 3)}", extra))
     return cautions + _total_cautions(weight_set.index, weights)
-
-
-def _homes(weights: tuple[WeightFile, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the first file that holds each tensor, and the tensors that several files hold."""
-    homes: dict[str, str] = {}
-    repeated: dict[str, None] = {}
-    for file in weights:
-        for tensor in file.tensors:
-            if homes.setdefault(tensor.name, file.name) != file.name:
-                repeated[tensor.name] = None
-    return homes, tuple(repeated)
 
 
 def _total_cautions(index: Document, weights: tuple[WeightFile, ...]) -> list[Caution]:

@@ -245,39 +245,29 @@ def _advance(reader: ByteReader, members: list[TensorRecord], start: int) -> tup
     for offset, size in view_reader.stored_pieces(reader, [member.range for member in members], start, total, length):
         if len(buffers[0]) != size:
             buffers = [bytearray(size), bytearray(size)]
-        parts = _parts(reader, members, offset, buffers)
+        # More buffers are allocated only if the members differ.
+        seen, scratch = [buffers[0]], buffers[1]
+        if len(scratch) <= _SMALL and len(members) <= view_reader.ANNOUNCED:
+            view_reader.announce(reader, [(member.range, offset, len(scratch)) for member in members])
+        reader.read_into(members[0].range, offset, memoryview(seen[0]))
+        parts = [[members[0]]]
+        for member in members[1:]:
+            reader.read_into(member.range, offset, memoryview(scratch))
+            index = next((index for index, block in enumerate(seen) if block == scratch), None)
+            if index is not None:
+                parts[index].append(member)
+                continue
+            seen.append(scratch)
+            parts.append([member])
+            if len(parts) > _OPEN_PARTS:
+                break
+            scratch = bytearray(len(scratch))
         if len(parts) > _OPEN_PARTS:
             # Too many blocks to keep: split by hash, and prove those parts from this block on.
             return list(_split_by_sample(reader, members, offset, size)), offset
         if len(parts) > 1:
             return parts, offset + size
     return [members], total
-
-
-def _parts(
-    reader: ByteReader, members: list[TensorRecord], offset: int, buffers: list[bytearray]
-) -> list[list[TensorRecord]]:
-    """Split the members by their bytes at ``offset``; end at one part more than `_OPEN_PARTS`.
-
-    ``buffers`` are two of the block's size; more are allocated only if the members differ.
-    """
-    seen, scratch = [buffers[0]], buffers[1]
-    if len(scratch) <= _SMALL and len(members) <= view_reader.ANNOUNCED:
-        view_reader.announce(reader, [(member.range, offset, len(scratch)) for member in members])
-    reader.read_into(members[0].range, offset, memoryview(seen[0]))
-    parts = [[members[0]]]
-    for member in members[1:]:
-        reader.read_into(member.range, offset, memoryview(scratch))
-        index = next((index for index, block in enumerate(seen) if block == scratch), None)
-        if index is not None:
-            parts[index].append(member)
-            continue
-        seen.append(scratch)
-        parts.append([member])
-        if len(parts) > _OPEN_PARTS:
-            break
-        scratch = bytearray(len(scratch))
-    return parts
 
 
 # Bound the work of comparing all pairs of tensors of a kind, which a file can make quadratic.

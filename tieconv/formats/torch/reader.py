@@ -263,7 +263,25 @@ def read(
     keys = stream.load()
     if not isinstance(keys, list) or not all(type(key) is str for key in keys) or len(set(keys)) != len(keys):
         refuse("has no valid list of its storages", "torch.storage-key")
-    return value, _places(stream, keys)
+    # Return the byte range of each storage. Storages follow one another to the end of the file.
+    places: dict[str, tuple[int, int]] = {}
+    position = stream.position
+    for key in keys:
+        reference = stream.storages.get(str(key))
+        if reference is None:
+            refuse("lists a storage that no tensor uses", "torch.storage-key")
+        stored_length = int.from_bytes(stream.pread(_LENGTH, position), "little", signed=True)
+        start = position + _LENGTH
+        end = start + reference.nbytes
+        if end > stream.length:
+            refuse(f"ends inside storage {reference.key}", "torch.truncated", "fetch the file again")
+        if stored_length != reference.numel:
+            refuse(f"gives storage {reference.key} two different sizes", "torch.storage-size")
+        places[reference.key] = (start, end)
+        position = end
+    if position != stream.length:
+        refuse("has bytes after its last storage", "torch.trailing")
+    return value, places
 
 
 @dataclass
@@ -322,28 +340,6 @@ def _no_pickle(position: int) -> PickleProblem:
     if position:
         return PickleProblem("ends inside its pickles", "torch.truncated", "fetch the file again")
     return PickleProblem("is not a torch file, or is truncated", "torch.unknown", "give a file that torch.save wrote")
-
-
-def _places(stream: _Stream, keys: list[object]) -> dict[str, tuple[int, int]]:
-    """Return the byte range of each storage. Storages follow one another to the end of the file."""
-    places: dict[str, tuple[int, int]] = {}
-    position = stream.position
-    for key in keys:
-        reference = stream.storages.get(str(key))
-        if reference is None:
-            refuse("lists a storage that no tensor uses", "torch.storage-key")
-        stored_length = int.from_bytes(stream.pread(_LENGTH, position), "little", signed=True)
-        start = position + _LENGTH
-        end = start + reference.nbytes
-        if end > stream.length:
-            refuse(f"ends inside storage {reference.key}", "torch.truncated", "fetch the file again")
-        if stored_length != reference.numel:
-            refuse(f"gives storage {reference.key} two different sizes", "torch.storage-size")
-        places[reference.key] = (start, end)
-        position = end
-    if position != stream.length:
-        refuse("has bytes after its last storage", "torch.trailing")
-    return places
 
 
 def check_disguise(first: bytes, length: int) -> None:

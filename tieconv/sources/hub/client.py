@@ -240,27 +240,7 @@ def look_up(client: Client, source: str, repo_path: RepoPath) -> Snapshot:
     commit = info.sha
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise _malformed(source, "the response has no commit hash")
-    below, named, stored = _at(source, repo_path.path, _stored(source, info.siblings or ()))
-    deep = named is None or named.endswith(".index.json")
-    entries = {name: stored[name].size for name in sorted(stored) if deep or "/" not in name}
-    root = f"hf://{repo_path.repo}@{commit}/{below}".removesuffix("/")
-    return Snapshot(repo_path.repo, commit, Listing(source, root, named, entries, ()), stored, below)
-
-
-def _at(source: str, path: str, stored: dict[str, Stored]) -> tuple[str, str | None, dict[str, Stored]]:
-    """Return the directory of ``path``, the file name in it (or ``None``), and the stored files below it."""
-    if path in stored:
-        directory, _, named = path.rpartition("/")
-    else:
-        directory, named = path, ""
-    below = f"{directory}/" if directory else ""
-    inside = {name.removeprefix(below): file for name, file in stored.items() if name.startswith(below)}
-    if path and not inside:
-        raise UnreadableError(f"{shown(source)}: no such file in the repository", "check the path", "hub.no-file")
-    return below, named or None, inside
-
-
-def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
+    siblings: Iterable[Any] = info.siblings or ()
     files: dict[str, Stored] = {}
     for sibling in siblings:
         name, size, lfs = sibling.rfilename, sibling.size, sibling.lfs
@@ -278,7 +258,24 @@ def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
         if len(files) > MAX_FILES:
             hint = "fetch one model with hf download and give its directory"
             raise UnreadableError(f"{shown(source)} holds more than {MAX_FILES:,} files", hint, "hub.too-large")
-    return files
+    below, named, stored = _at(source, repo_path.path, files)
+    deep = named is None or named.endswith(".index.json")
+    entries = {name: stored[name].size for name in sorted(stored) if deep or "/" not in name}
+    root = f"hf://{repo_path.repo}@{commit}/{below}".removesuffix("/")
+    return Snapshot(repo_path.repo, commit, Listing(source, root, named, entries, ()), stored, below)
+
+
+def _at(source: str, path: str, stored: dict[str, Stored]) -> tuple[str, str | None, dict[str, Stored]]:
+    """Return the directory of ``path``, the file name in it (or ``None``), and the stored files below it."""
+    if path in stored:
+        directory, _, named = path.rpartition("/")
+    else:
+        directory, named = path, ""
+    below = f"{directory}/" if directory else ""
+    inside = {name.removeprefix(below): file for name, file in stored.items() if name.startswith(below)}
+    if path and not inside:
+        raise UnreadableError(f"{shown(source)}: no such file in the repository", "check the path", "hub.no-file")
+    return below, named or None, inside
 
 
 def _malformed(source: str, why: str) -> UnreadableError:
