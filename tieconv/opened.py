@@ -93,7 +93,8 @@ def inspected(
             evidence, refused = llama_cpp.with_headline(evidence, refusal), llama_cpp.is_certain(refusal)
     if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
-    elif not hasattr(files, "client") and _ADDED_TOKENS & checkpoint.companions.keys():
+    # These files are small enough for each inspection; a remote one costs a request.
+    elif not hasattr(files, "client") and {"added_tokens.json", "tokenizer_config.json"} & checkpoint.companions.keys():
         from tieconv.inspection.token_ids import added_rows  # not every directory has a tokenizer
 
         evidence = replace(evidence, added_rows=added_rows(files, checkpoint.companions))
@@ -107,10 +108,6 @@ def inspected(
 
         findings = helpful(evidence, chosen, findings) if chosen else with_refusal(evidence, findings)
     return replace(evidence, fetched=fetched_so_far(files), findings=findings)
-
-
-_ADDED_TOKENS = {"added_tokens.json", "tokenizer_config.json"}
-"""Files with ids of tokens that are small enough for each inspection; a remote one costs a request."""
 
 
 def fetched_so_far(files: object) -> Fetched | None:

@@ -57,9 +57,6 @@ def _escape(character: str) -> str:
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
 
-_BARE = rb"[^A-Za-z0-9_./:=@%+, -]"
-
-
 def shell_word(value: str) -> str:
     """Return ``value`` as one word of a shell command, as safe to print as the text of `shown`.
 
@@ -73,7 +70,7 @@ def shell_word(value: str) -> str:
         raw = value.encode("utf-8", "surrogateescape")  # as file names are decoded
     except UnicodeEncodeError:
         raw = value.encode("utf-8", "surrogatepass")
-    escaped = re.sub(_BARE, lambda match: b"\\x%02x" % match.group()[0], raw)
+    escaped = re.sub(rb"[^A-Za-z0-9_./:=@%+, -]", lambda match: b"\\x%02x" % match.group()[0], raw)
     return f"$'{escaped.decode('ascii')}'"
 
 

@@ -15,9 +15,6 @@ from tieconv.checkpoint.value_type import record
 from tieconv.inspection.config_values import RELEASES
 from tieconv.text import shown
 
-FREE = frozenset({Kinship.ALIAS, Kinship.BIT_EQUAL})
-"""Classes in which a re-tie changes nothing."""
-
 REFUSED = frozenset(
     {Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN, Kinship.ROW_SUBSET, Kinship.ROW_PERMUTATION}
 )
@@ -54,7 +51,7 @@ def costs(subject: Subject, related: Related) -> Costs:
     if subject.flip.barred:
         return Costs({}, None, ())
     third = subject.flip.third
-    if related.kind in FREE and not third:
+    if related.kind in (Kinship.ALIAS, Kinship.BIT_EQUAL) and not third:
         return _free("the tables are equal")
     if related.kind in REFUSED | MAPPED or subject.head is None or not one_shape(subject):
         return Costs({}, None, ())

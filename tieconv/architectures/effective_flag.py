@@ -220,9 +220,6 @@ _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})
 _TEXT = ("text_config", "llm_config", "language_config")
 """The level of the language model in most composites. Configs of NVIDIA and DeepSeek have the others."""
 
-_WITHOUT_TOKENS = frozenset({"type_vocab_size"})
-"""Sizes of tables without rows for tokens."""
-
 
 def vocabulary_sizes(inspection: Inspection) -> dict[str, int]:
     """Return every vocabulary size of the config by its dotted path.
@@ -375,7 +372,8 @@ def _is_misshapen(inspection: Inspection, head: str) -> bool:
 
 def _sizes(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     for key, value in config.items():
-        if key.endswith("vocab_size") and key not in _WITHOUT_TOKENS and type(value) is int and value > 0:
+        # The table of `type_vocab_size` has no rows for tokens.
+        if key.endswith("vocab_size") and key != "type_vocab_size" and type(value) is int and value > 0:
             yield f"{prefix}{key}", value
         elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
             yield from _sizes(value, f"{prefix}{key}.", depth + 1)

@@ -53,11 +53,8 @@ def _architectures(config: Mapping[str, object]) -> tuple[str, ...]:
     listed = config.get("architectures")
     if not isinstance(listed, list):
         return ()
-    return tuple(name for name in listed[:_MOST_ARCHITECTURES] if isinstance(name, str) and name)
-
-
-_MOST_ARCHITECTURES = 64
-"""Most entries of `architectures` that are looked up. transformers writes one."""
+    # transformers writes one entry of `architectures`.
+    return tuple(name for name in listed[:64] if isinstance(name, str) and name)
 
 
 def is_headless(name: str) -> bool:

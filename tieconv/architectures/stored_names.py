@@ -435,13 +435,9 @@ _BLOCKS = {"blk.": "block_count", "enc.blk.": "block_count", "dec.blk.": "decode
 """How the layers of a GGUF file begin, and the key of their number."""
 
 
-_OTHER_HEADS = frozenset({"mtp", "talker", "draft"})
-"""Modules that have a separate head beside the model's."""
-
-
 def is_outside_layers(name: str) -> bool:
     """Return whether a tensor belongs to no numbered layer and to no module with a separate head."""
-    return not any(step.isdigit() or step in _OTHER_HEADS for step in name.split("."))
+    return not any(step.isdigit() or step in ("mtp", "talker", "draft") for step in name.split("."))
 
 
 def _table(inspection: Inspection, kind: str, partner: str) -> tuple[str, ...]:

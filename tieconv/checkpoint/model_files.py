@@ -129,10 +129,6 @@ VARIANT = re.compile(r"(pytorch_)?model(\.\w+(-\d{5}-of-\d{5})?|-\d{5}-of-\d{5}\
 """Names that `save_pretrained(variant=...)` writes. Loaders read them only if `variant` selects them."""
 
 
-_SENTENCE_TRANSFORMERS = frozenset({"modules.json", "config_sentence_transformers.json"})
-"""Files that sentence-transformers writes beside the weights."""
-
-
 @record
 class Checkpoint(_Tensors):
     """Everything known about a model without reading tensor bytes.
@@ -221,7 +217,7 @@ class Checkpoint(_Tensors):
         names = {name.rpartition("/")[2] for name in self.companions if name.count("/") < 2}
         inner = re.search(r"(?:^|/)\d+_Transformer/*$", self.source) is not None
         pooled = any(re.match(r"\d+_Pooling/", name) for name in self.companions)
-        return inner or pooled or not _SENTENCE_TRANSFORMERS.isdisjoint(names)
+        return inner or pooled or not {"modules.json", "config_sentence_transformers.json"}.isdisjoint(names)
 
     @property
     def quantisation_values(self) -> Mapping[str, object]:

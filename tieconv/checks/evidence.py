@@ -250,11 +250,8 @@ def are_copies(copies: Sequence[str], canonical: str) -> str:
 def capital(message: str) -> str:
     """Return a message with a capital letter, except if it starts with a name."""
     first = message.partition(" ")[0]
-    return message[:1].upper() + message[1:] if first in _WORDS else message
-
-
-_WORDS = frozenset({"the", "no", "every"})
-"""First words of messages that are not names."""
+    # Other first words may be names.
+    return message[:1].upper() + message[1:] if first in ("the", "no", "every") else message
 
 
 def difference(member: Member, canonical: str, noun: str = "rows") -> str:

@@ -329,11 +329,8 @@ def _compared(inspection: Inspection) -> tuple[Level | None, str]:
 def _may_lack(inspection: Inspection, name: str) -> bool:
     """Return whether a model may leave out the name: it is tied, or loaders compute the buffer."""
     tied = {member.name for tie in inspection.ties if tie.declared for member in tie.members}
-    return name in tied or name.endswith(_BUFFERS)
-
-
-_BUFFERS = ("position_ids", "inv_freq", "masked_bias", ".attn.bias")
-"""Endings of buffers that early releases of transformers wrote."""
+    # Early releases of transformers wrote these buffers.
+    return name in tied or name.endswith(("position_ids", "inv_freq", "masked_bias", ".attn.bias"))
 
 
 _OF_DIFFUSERS = "diffusion_pytorch_model"

@@ -139,9 +139,6 @@ def _slack_phrase(entry: Slack) -> str:
     return f"{evidence.listed(entry.tensors)} {verb} {size(entry.stored - entry.unused)} of {size(entry.stored)}."
 
 
-_KINDS = frozenset({"slice", "overlap"})
-
-
 @rule("STO004", "partial-overlap", Level.WARNING)
 def partial_overlap(inspection: Inspection) -> Iterator[Finding]:
     """Tensors share a part of their bytes.
@@ -166,7 +163,7 @@ def partial_overlap(inspection: Inspection) -> Iterator[Finding]:
     """
     if inspection.storage is None:
         return
-    groups = [overlap.tensors for overlap in inspection.storage.overlaps if overlap.kind in _KINDS]
+    groups = [overlap.tensors for overlap in inspection.storage.overlaps if overlap.kind in ("slice", "overlap")]
     if not groups:
         return
     rest = len(groups) - _LISTED
@@ -175,9 +172,6 @@ def partial_overlap(inspection: Inspection) -> Iterator[Finding]:
     yield partial_overlap.finding(
         f"{listed}{more}{'.' if len(groups) > 1 else ''}", [name for names in groups for name in sorted(names)]
     )
-
-
-_CODES = (TRAINING, SEVERAL, "torch.extra", "torch.prefix", "torch.expanded", "torch.unused")
 
 
 @rule("STO005", "not-only-weights", Level.NOTE)
@@ -209,7 +203,7 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
     checkpoint = inspection.checkpoint
     starts = ("pytorch_model.bin", "pytorch_model-")
     read = checkpoint.config_values and any(file.name.startswith(starts) for file in checkpoint.files)
-    for code in _CODES:
+    for code in (TRAINING, SEVERAL, "torch.extra", "torch.prefix", "torch.expanded", "torch.unused"):
         for caution in evidence.cautions(inspection, code):
             text = evidence.capital(caution.message)
             if read and code in (TRAINING, SEVERAL):

@@ -32,8 +32,6 @@ from tieconv.reporters.html.analyze_page import render_analysis as render
 from tieconv.sources.user_files import write_text
 from tieconv.text import OUT, Hint, option, shown
 
-_NEEDED = ("torch", "transformers", "safetensors")
-
 
 def run(
     out: Path,
@@ -47,7 +45,7 @@ def run(
     ``done`` is called after each step with the number of steps so far and of all. Raises `RefusedError` if torch is
     missing, and `DestinationError` if ``out`` exists or cannot be made.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         problem = f"the demo needs {' and '.join(missing)}, which {verb} not installed"

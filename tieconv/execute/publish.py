@@ -266,9 +266,6 @@ def _release(staging: Staging) -> None:
 # Handle signals during a write: they end it cleanly, and never in the middle of the last step.
 
 
-_CAUGHT = ("SIGINT", "SIGTERM", "SIGHUP")
-
-
 class Interrupts:
     """Turn SIGINT into `KeyboardInterrupt`, SIGTERM and SIGHUP into `SystemExit` (128 + number)."""
 
@@ -312,7 +309,7 @@ def interrupts() -> Iterator[Interrupts]:
     if threading.current_thread() is not threading.main_thread():
         yield handler
         return
-    numbers = [getattr(signal, name) for name in _CAUGHT if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     # None is a handler that C code installed and Python cannot restore; SIG_IGN is what nohup sets.
     caught = [number for number in numbers if signal.getsignal(number) not in (None, signal.SIG_IGN)]
     before = {number: signal.signal(number, handler.handle) for number in caught}

@@ -162,9 +162,6 @@ def sync_directory(path: Path) -> None:
 # Turn errors of the operating system into one sentence each.
 
 
-_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
 def free_bytes(directory: Path) -> int:
     """Return the bytes that this user may still write to the file system of ``directory``."""
     local.require_posix()
@@ -192,7 +189,7 @@ def writing(target: object, directory: Path, needed: int) -> Iterator[None]:
 
 def _failed(target: object, directory: Path, needed: int, error: OSError) -> WriteFailedError:
     reason = (error.strerror or type(error).__name__).lower()
-    if error.errno in _SPACE:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_space(target, needed, _free_or_zero(directory), reason)
     if error.errno == errno.EFBIG:
         return WriteFailedError(

@@ -63,15 +63,12 @@ def _checkpoint(
     return replace(checkpoint, config=config, cautions=cautions, table=table, read_only=hint, headers_only=closed)
 
 
-FOLDERS = ("huggingface", "hf_assets", ".hf_metadata")
-"""Directories with the config and the tokenizer, as verl, torchtitan and NeMo Automodel write them."""
-
-
 def _find_config(listing: Listing, files: Files) -> tuple[Document | None, tuple[Caution, ...]]:
     """Return the first config inside the checkpoint, and its cautions. Nothing outside the checkpoint is opened."""
     if CONFIG in listing.top:
         return read_config(files)
-    inside = (f"{folder}/{CONFIG}" for folder in FOLDERS)
+    # verl, torchtitan and NeMo Automodel write the config and the tokenizer into such a directory.
+    inside = (f"{folder}/{CONFIG}" for folder in ("huggingface", "hf_assets", ".hf_metadata"))
     name = next((name for name in inside if name in listing.entries), None)
     return (None, ()) if name is None else read_config(files, name)
 

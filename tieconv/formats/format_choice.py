@@ -36,9 +36,6 @@ DCP = Format("dcp", _claims, _read)
 FORMATS: tuple[Format, ...] = (shards.PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
 
-_CORE_ML = "com.apple.CoreML/weights/weight.bin"
-"""Path of the weights inside a Core ML package."""
-
 _BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "special_tokens_map.json", "vocab.json")
 """Suffixes of files that lie beside weights and hold no weights."""
 
@@ -98,7 +95,8 @@ def holds_weights(listing: Listing) -> bool:
 
 
 def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
-    packed = (name for name in listing.entries if name.endswith(_CORE_ML))
+    # The path is that of the weights inside a Core ML package.
+    packed = (name for name in listing.entries if name.endswith("com.apple.CoreML/weights/weight.bin"))
     names = (listing.named,) if listing.named else (*listing.top, *packed)
     for name in names:
         kind = by_name(name)

@@ -136,12 +136,9 @@ def _metadata(value: object, name: str) -> Mapping[str, str] | None:
     return value
 
 
-_FIELDS = {"dtype", "shape", "data_offsets"}
-
-
 def _record(name: str, value: object, file: str, data_start: int, shapes: Shapes) -> TensorRecord:
     try:
-        if not isinstance(value, dict) or value.keys() != _FIELDS:
+        if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
             raise _EntryProblem("needs an entry with exactly dtype, shape and data_offsets", "entry")
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype, str) or not dtype:
@@ -283,15 +280,11 @@ def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
         if tensor.dtype not in BITS:
             unknown.setdefault(tensor.dtype, []).append(tensor.name)
     cautions = []
-    for dtype, names in list(unknown.items())[:_LISTED]:
+    for dtype, names in list(unknown.items())[:4]:
         more = f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""
         problem = f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}{more}"
         cautions.append(Caution(REFUSED_BY_READER, f"safetensors refuses {shown(file.name)}: {problem}", (names[0],)))
     return tuple(cautions)
-
-
-_LISTED = 4
-"""The most dtypes that are listed."""
 
 
 _SHARD = r"-\d{5}-of-\d{5}\.safetensors$"

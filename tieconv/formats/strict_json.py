@@ -198,12 +198,9 @@ def _structure(data: bytes) -> bytes:
     return data
 
 
-_SURROGATE = r"\\u[dD][89a-fA-F]"
-
-
 def _check_surrogates(text: str, value: object) -> None:
     """Refuse half of a surrogate pair, which UTF-8 cannot encode."""
-    if "\\u" not in text or not re.search(_SURROGATE, text):
+    if "\\u" not in text or not re.search(r"\\u[dD][89a-fA-F]", text):
         return
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")

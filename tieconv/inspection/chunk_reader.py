@@ -15,9 +15,6 @@ from tieconv.errors import UnreadableError
 from tieconv.sources.strided import StridedRange, dense, gather
 from tieconv.text import shown
 
-_CACHED = 20_000
-"""Most chunks whose place is remembered."""
-
 
 class _Sources(Files, ByteReader, Protocol):
     """The files of the checkpoint."""
@@ -111,7 +108,7 @@ class ChunkReader:
     def _item(self, record: TensorRecord, placed: _Placed) -> ChunkItem:
         item = self._items.get(placed.key)
         if item is None:
-            if len(self._items) >= _CACHED:
+            if len(self._items) >= 20_000:
                 self._items.clear()
             item = find_item(self._files, record.name, record.dtype, _width(record), placed.chunk)
             self._items[placed.key] = item

@@ -22,7 +22,6 @@ from tieconv.text import Hint, call, close, shown
 
 MAX_FLAGS = 1_000
 """Levels of a config that may declare the flag. Models with several parts have fewer than ten."""
-_MAX_DEPTH = 6
 _ABSENT = object()
 
 
@@ -90,9 +89,7 @@ def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tu
     for key, value in config.items():
         if key == FLAG and flag is None:
             yield f"{prefix}{key}", value
-        elif (
-            isinstance(value, Mapping) and depth < _MAX_DEPTH and key.isidentifier()
-        ):  # an attribute, as loaders have it
+        elif isinstance(value, Mapping) and depth < 6 and key.isidentifier():  # an attribute, as loaders have it
             yield from _flags(value, f"{prefix}{key}.", depth + 1)
 
 

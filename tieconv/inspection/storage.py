@@ -117,11 +117,8 @@ def _overlaps(tensors: list[TensorRecord]) -> Iterator[Overlap]:
             continue
         kinds = list(_kinds(cluster))
         if kinds:
-            yield Overlap(max(kinds, key=_WORST.index), _names(cluster))
-
-
-_WORST = ("aliased", "transposed", "view", "slice", "overlap")
-"""Kinds of sharing, the simplest first; a cluster gets the last kind that its pairs have."""
+            # A cluster gets the last kind that its pairs have; the simplest comes first.
+            yield Overlap(max(kinds, key=("aliased", "transposed", "view", "slice", "overlap").index), _names(cluster))
 
 
 def _kinds(cluster: list[TensorRecord]) -> Iterator[str]:

@@ -180,15 +180,12 @@ def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReade
 
 def read_bias(record: TensorRecord, reader: ByteReader, depth: Depth) -> OutputBias:
     """Return a stored bias. It stays unread at the depth of headers, or if it is large and far."""
-    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_sampled(reader) and record.nbytes > _FETCHED):
+    # A bias of up to a million elements of four bytes is fetched without a request.
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_sampled(reader) and record.nbytes > 4 << 20):
         return OutputBias(record.name, BiasState.UNREAD)
     from tieconv.inspection.equality import bias_summary  # most models have no bias
 
     return OutputBias(record.name, *bias_summary(reader, record))
-
-
-_FETCHED = 4 << 20
-"""Bytes of the largest bias that is fetched without a request: a million elements of four bytes."""
 
 
 # Give the tensors of a training checkpoint the names of the model, without the prefixes of the training program.

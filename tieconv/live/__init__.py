@@ -15,10 +15,6 @@ def is_module(value: object) -> bool:
     return network is not None and isinstance(value, network.Module)
 
 
-_INNER = ("module", "_orig_mod")
-"""Names under which DDP, DeepSpeed, accelerate and `torch.compile` hold the model."""
-
-
 def unwrapped(module: Any) -> Any:
     """Return the innermost model. Raises `RefusedError` for FSDP1, which flattens parameters."""
     while True:
@@ -28,7 +24,8 @@ def unwrapped(module: Any) -> Any:
             hint = Hint("use FSDP2 (fully_shard), or check the saved directory: ", call("check", Hint("DIR")))
             raise RefusedError(problem, hint, "live.fsdp1")
         children = dict(module.named_children())
-        inner = next((children[name] for name in _INNER if [*children] == [name]), None)
+        # DDP, DeepSpeed, accelerate and `torch.compile` hold the model under these names.
+        inner = next((children[name] for name in ("module", "_orig_mod") if [*children] == [name]), None)
         if inner is None or "config" in vars(module):
             return module
         module = inner

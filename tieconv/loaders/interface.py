@@ -338,7 +338,7 @@ def basis(ran: Sequence[str], every: Collection[str], asked: Asked | None) -> st
     """
     if not ran:
         return READ
-    if asked is not None and not any(map(asked.includes, every if asked.sign in _EXACT else ran)):
+    if asked is not None and not any(map(asked.includes, every if asked.sign in ("==", "") else ran)):
         lower = [version for version in every if asked.is_above(version)]
         upper = [version for version in every if version not in lower]
         if lower and upper:
@@ -350,18 +350,11 @@ def basis(ran: Sequence[str], every: Collection[str], asked: Asked | None) -> st
     return f"ran {listed(ran)}{between}"
 
 
-_EXACT = ("==", "")
-"""The signs of a single version."""
-
-
 def _number(version: str) -> Version:
     return tuple(int(part) for part in version.split("."))
 
 
 # The type of a consumer: one loader with a range of its versions.
-
-_OF_TRANSFORMERS = frozenset({"transformers", "safetensors"})
-"""Loaders that fill the class that transformers builds, and so were measured with it."""
 
 
 @record
@@ -387,7 +380,8 @@ class Consumer:
     def predict(self, inspection: Inspection) -> Prediction:
         """Return what this loader does with the model."""
         loaded = self.load(inspection)
-        if inspection.family.since and not loaded.refusals and self.name not in _OF_TRANSFORMERS:
+        # These two fill the class that transformers builds, and so were measured with it.
+        if inspection.family.since and not loaded.refusals and self.name not in ("transformers", "safetensors"):
             loaded = stopped(loaded.loader, evidence.unmeasured(inspection, self.name))
         if not loaded.refusals:
             refusal = None if self.own_rows else evidence.wrong_rows(inspection)

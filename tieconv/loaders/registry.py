@@ -115,14 +115,11 @@ def _asked(consumer: Consumer, asked: Asked) -> Asked | None:
 
     llama.cpp has a year, and the release that ran has another number: every number before that year is older.
     """
-    if not consumer.version.isdigit() or asked.version < _FIRST_YEAR:
+    if not consumer.version.isdigit() or asked.version < (2000,):
         return asked
     if asked.includes(consumer.version):
         return None
     return asked if asked.is_above(consumer.version) else Asked("<", (0,))
-
-
-_FIRST_YEAR = (2000,)
 
 
 def _words(text: str) -> list[str]:

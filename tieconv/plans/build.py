@@ -20,9 +20,6 @@ from tieconv.plans.guards import again, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Notes, described, judged
 from tieconv.text import count, shown
 
-_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
-"""Files that the trainers of transformers and accelerate save beside a checkpoint."""
-
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 ALIKE = EQUAL | {State.CANONICAL, State.ABSENT}
 """States of a member whose values are those of its group, now or once it is loaded."""
@@ -149,7 +146,7 @@ def _optimizers(inspection: Inspection, tied: bool) -> Iterator[str]:
     if was is tied or tie is None or any(member.state not in ALIKE for member in tie.members):
         return
     for name in inspection.checkpoint.companions:
-        if PurePosixPath(name).name in _OPTIMIZERS:
+        if PurePosixPath(name).name in ("optimizer.pt", "optimizer.bin"):
             before = "tied" if was else "untied"
             yield f"{shown(name)} holds the optimizer state of the {before} model: training cannot resume from it"
 

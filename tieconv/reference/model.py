@@ -82,8 +82,6 @@ def exact_products(device: str) -> Iterator[None]:
 
 # Load a checkpoint with the class that its config specifies, and compute logits for a batch.
 
-_BLOCKS = ("token_type_ids", "mm_token_type_ids")
-"""Arguments that mark the tokens of an image."""
 _PURPOSE = "the torch reference"
 
 
@@ -158,7 +156,7 @@ class Reference:
             arguments["inputs_embeds"] = batch.embeds[:, start:].to(self._dtype)
         if batch.blocks is not None and not start:
             # later tokens are text, and generation too gives types only for the first
-            name = next(name for name in _BLOCKS if self.accepts(name))
+            name = next(name for name in ("token_type_ids", "mm_token_type_ids") if self.accepts(name))
             arguments[name] = batch.blocks
         if batch.types is not None:
             arguments["token_type_ids"] = batch.types[:, start:]

@@ -303,7 +303,7 @@ def locate(source: str) -> Listing:
     try:
         os.lstat(source)
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno not in _ABSENT:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise unreadable(source, error) from error
         problem = f"{shown(source) or 'an empty name'}: no such file or directory"
         raise UnreadableError(problem, hint_for_missing(source), "path.absent") from None
@@ -319,10 +319,6 @@ def locate(source: str) -> Listing:
             raise UnsafePathError(error.message, WANTED, error.code) from error  # the user gave this path
     entries, special = _walk(root, deep=named is None or named.endswith(".index.json"))
     return Listing(source, root, named, entries, special)
-
-
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""The system errors for a path that does not or cannot exist."""
 
 
 def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:

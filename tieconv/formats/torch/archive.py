@@ -33,8 +33,6 @@ DESCRIBED = 0x0008
 """The flag of an entry that has a data descriptor."""
 _UTF8 = 0x0800
 _CENTRAL = struct.Struct("<4s4xHH4xIIIHHHH2xII")
-_DIRECTORY = 0x10
-"""The attribute bit of a directory. torch does not read the bytes of such an entry."""
 _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
@@ -148,13 +146,8 @@ def _listed(data: bytes, position: int) -> tuple[Listed, int]:
     end = extra_start + extra_length
     if magic != CENTRAL or end > len(data):
         malformed("has a broken directory", "zip.directory")
-    if (
-        disk not in (0, _MAX16)
-        or comment
-        or kind & _DIRECTORY
-        or flags & ~(DESCRIBED | _UTF8)
-        or name_length > MAX_NAME
-    ):
+    # 0x10 is the attribute bit of a directory. torch does not read the bytes of such an entry.
+    if disk not in (0, _MAX16) or comment or kind & 0x10 or flags & ~(DESCRIBED | _UTF8) or name_length > MAX_NAME:
         malformed("has an entry with flags or fields that torch.save does not write", "zip.entry")
     name = data[name_start:extra_start]
     if MAX32 in (size, packed, offset):  # the numbers do not fit 32 bits
@@ -322,12 +315,9 @@ def _derived_start(offset: int, name: bytes, flags: int, size: int, following: i
     least = offset + _LOCAL.size + len(name) + 4  # an extra field for padding, which may be empty
     ends = (_SHORT, _LONG) if flags & DESCRIBED else (0,)
     starts = [following - size - end for end in ends]
-    fitting = [start for start in starts if start % _ALIGNED == 0 and least <= start < least + _ALIGNED + _EXTRA64]
+    # The zip64 sizes in a local header take 20 bytes.
+    fitting = [start for start in starts if start % _ALIGNED == 0 and least <= start < least + _ALIGNED + 20]
     return fitting[0] if len(fitting) == 1 else None
-
-
-_EXTRA64 = 20
-"""Bytes of the zip64 sizes in a local header."""
 
 
 def _refuse_headers(name: bytes) -> NoReturn:

@@ -308,12 +308,9 @@ def _text(size: int) -> Callable[[Machine], None]:
     return lambda machine: machine.stack.append(_decoded(machine.take(machine.number(size))))
 
 
-_MAX_STRING = 1 << 20
-"""The most bytes of one string. Python needs up to four bytes of memory for each character."""
-
-
 def _decoded(raw: bytes) -> str:
-    if len(raw) > _MAX_STRING:
+    # Python needs up to four bytes of memory for each character.
+    if len(raw) > 1 << 20:
         refuse(f"holds a string of {len(raw):,} bytes", "pickle.too-large")
     try:
         return raw.decode("utf-8", "surrogatepass")

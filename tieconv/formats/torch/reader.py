@@ -211,13 +211,9 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-_LISTED = 4
-"""The most reasons that one sentence lists."""
-
-
 def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
     if content.unsupported:
-        reasons = ", ".join(list(content.unsupported)[:_LISTED])
+        reasons = ", ".join(list(content.unsupported)[:4])
         yield Caution(
             REFUSED_BY_READER, f"torch.load with weights_only=True refuses {shown(file.name)}: it uses {reasons}"
         )

@@ -166,8 +166,6 @@ def _q6_k(blocks: Array) -> Decoded:
 
 # Dequantise the modes of MLX.
 
-_AFFINE_EDGE = 1.0
-"""MLX moves a scale so that one end of the group is exact. The opposite end may be a whole step outside the codes."""
 _MX8_GAPS = part_reader.half_gaps(part_reader.E4M3, edge=448 * part_reader.POWER_OF_TWO_EDGE)
 
 
@@ -176,9 +174,8 @@ def affine_rows(parts: PartReader, start: int, stop: int) -> Decoded:
     codes = part_reader.unpack_words(parts.raw(CODES, start, stop), parts.bits, parts.columns)
     scales, biases = parts.grid(SCALES, start, stop), parts.grid(BIASES, start, stop)
     roundoff = parts.roundoff(SCALES)
-    decoded = part_reader.uniform(
-        codes, scales, 0.0, ends=(0, (1 << parts.bits) - 1), roundoff=roundoff, edge=_AFFINE_EDGE
-    )
+    # MLX moves a scale so that one end of the group is exact. The opposite end may be a whole step outside the codes.
+    decoded = part_reader.uniform(codes, scales, 0.0, ends=(0, (1 << parts.bits) - 1), roundoff=roundoff, edge=1.0)
     return Decoded(decoded.values + biases, decoded.step, decoded.bound + roundoff * np.abs(biases))
 
 

@@ -435,9 +435,6 @@ def cast_to(cast: ir.Node | None) -> ir.DataType | None:
 # matmul_scale_fusion.cc). It also removes two casts in a row. It does neither across the Reshapes around a Gemm. So the
 # factor becomes the Gemm's ``alpha``, and the casts swap with the Reshapes.
 
-_NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""The types whose factors an alpha, an F32 number, represents exactly."""
-
 
 @record
 class Around:
@@ -470,7 +467,8 @@ def around(node: ir.Node, dtype: ir.DataType) -> Around:
     assert x is not None
     # Go outwards as the session does: the order of the factors changes the last bit of their product.
     # A factor of one is skipped, because the session has already removed its node.
-    while dtype in _NARROW:
+    # An alpha, an F32 number, represents factors of these types exactly.
+    while dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         matched, turn = len(before) + len(behind), alpha
         while alpha == turn and (first := scale(_maker(x, node), alpha)) is not None:
             x, alpha = first.of, first.alpha

@@ -342,9 +342,6 @@ class AnyNode:
         use.node.replace_input_with(use.index, target.value)
 
 
-PATTERNS: tuple[Pattern, ...] = (Lookup(), MatMulHead(), Switched(), AnyNode())
-
-
 def pattern_of(use: find.Use) -> Pattern:
     """Return the first pattern that claims the use."""
-    return next(pattern for pattern in PATTERNS if pattern.claims(use))
+    return next(pattern for pattern in (Lookup(), MatMulHead(), Switched(), AnyNode()) if pattern.claims(use))

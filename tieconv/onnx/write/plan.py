@@ -211,14 +211,12 @@ def states_of(listing: Listing, files: Sequence[GraphFile]) -> dict[str, FileSta
 
 # Replace graphs in place: check the conditions, and name the new data.
 
-_OF_OTHERS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json", SUFFIX)
-"""Extensions of files that may hold more than a graph's data."""
-
 
 def check_removed(listing: Listing, removed: Sequence[str], written: set[str]) -> None:
     """Raise `RefusedError` if a data file that goes in place may hold more than the ``written`` graphs read."""
     for name in removed:
-        if name.lower().endswith(_OF_OTHERS):
+        # Such files may hold more than a graph's data.
+        if name.lower().endswith((".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json", SUFFIX)):
             problem = f"--in-place does not remove {shown(name)}, because it may hold more than the graph's data"
             raise RefusedError(problem, NEW_OUT, "in-place.data")
     for graph, read in _readers(listing, written):

@@ -15,8 +15,6 @@ from tieconv.checks.registry import TITLES
 from tieconv.reporters.ci import check_view as view
 from tieconv.text import count
 
-_PARTS = ("failure", "error", "skipped")
-
 
 def render(report: CheckReport) -> str:
     """Return one XML 1.0 document in UTF-8, without times, so that equal reports give equal documents."""
@@ -38,7 +36,7 @@ def render(report: CheckReport) -> str:
 
 def _count(element: ET.Element, within: ET.Element) -> None:
     element.set("tests", str(len(list(within.iter("testcase")))))
-    for part, name in zip(_PARTS, ("failures", "errors", "skipped"), strict=True):
+    for part, name in zip(("failure", "error", "skipped"), ("failures", "errors", "skipped"), strict=True):
         if element.tag == "testsuite" or part != "skipped":
             element.set(name, str(len(list(within.iter(part)))))
 

@@ -112,12 +112,9 @@ def _lost(kind: str, entry: parity.Lost) -> tuple[str, ...]:
     return kind, shown(entry.name), f"{list(entry.shape)} {entry.dtype}", f"{entry.reason} ({judged})"
 
 
-_HEAD = ("batch", "sequence", "past", "padding", "n", "relative RMS", "torch's", "ratio", "max ratio", "top-1", "KL")
-
-
 def _cases(cases: Iterable[parity.Case]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each shape, with the worst of its seeds."""
-    yield _HEAD
+    yield ("batch", "sequence", "past", "padding", "n", "relative RMS", "torch's", "ratio", "max ratio", "top-1", "KL")
     shapes: dict[tuple[object, ...], list[parity.Case]] = {}
     for case in cases:
         shapes.setdefault((case.batch, case.sequence, case.past, case.padding, case.group), []).append(case)

@@ -276,9 +276,6 @@ def translate(error: BaseException, label: str) -> UnreadableError:
 # Read the files of a model in an object store by ranges.
 
 
-_DOCUMENTS = (".json", ".txt", ".md", ".jinja", ".py", ".yaml", ".yml")
-
-
 class ObjectFiles(ranged.RangedFiles):
     """The files of one listing. Each request is for the listed ETag, so a replaced file is refused.
 
@@ -318,7 +315,7 @@ class ObjectFiles(ranged.RangedFiles):
 
 
 def _is_text(name: str) -> bool:
-    return name.endswith(_DOCUMENTS)
+    return name.endswith((".json", ".txt", ".md", ".jinja", ".py", ".yaml", ".yml"))
 
 
 _INDEX = ".index.json"

@@ -14,9 +14,6 @@ from tieconv.sources.objects.client import OBSTORE, ObjectClient, RemoteObject, 
 from tieconv.sources.ranged import interruptible
 from tieconv.text import ANOTHER_OUT, shown
 
-UPLOAD = 32 << 20
-"""Bytes of one part of an upload."""
-
 
 class ObjectWriter(ObjectClient):
     """Writes objects below ``path``."""
@@ -57,7 +54,7 @@ class ObjectWriter(ObjectClient):
 
     def upload(self, name: str, path: Path) -> None:
         """Write a local file, in parts."""
-        self._send(name, partial(self._store.put, self.path.key(name), path, chunk_size=UPLOAD, max_concurrency=4))
+        self._send(name, partial(self._store.put, self.path.key(name), path, chunk_size=32 << 20, max_concurrency=4))
 
     def fetch(self, name: str, stored: StoredObject, start: int, end: int) -> bytes:
         """Return bytes of a listed object. Raises `UnreadableError` if it was replaced."""
