@@ -133,12 +133,10 @@ def evolve(
 
 
 def _earlier(number: int) -> dict[str, int]:
-    """Return the revisions that revision ``number`` is compared with."""
     return {} if number == 0 else {"first": 0, "previous": number - 1}
 
 
 def _headline(model: str, figures: Sequence[RevisionFigures]) -> Headline:
-    """Return the question, the answer from the last revision, and its certainty."""
     final = figures[-1]
     question = f"How do the tables of {shown(model)} change over {count(len(figures), 'revision')}?"
     cosines = [(role, final.measure(f"cosine {role} to first")) for role in _ROLES]
@@ -443,7 +441,6 @@ def revisions(model: str, listed: str | Sequence[str]) -> tuple[Revision, ...]:
 
 
 def _source(model: str, name: str) -> str:
-    """Return the MODEL of a revision."""
     if is_remote(name) or os.path.isabs(name):
         return name
     if is_hub(model):

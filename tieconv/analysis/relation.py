@@ -356,7 +356,6 @@ def round_trip(embed: Table, head: Table, rows: int, kinds: tuple[str, str]) -> 
 
 
 def _choices(width: int) -> Iterator[tuple[Scheme, int]]:
-    """Yield each scheme with each size of its groups."""
     for scheme in SCHEMES:
         for size in scheme.groups:
             if size <= 0 or (size < width and width % size == 0):

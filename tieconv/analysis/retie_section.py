@@ -382,7 +382,6 @@ def _without_bias(module: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def _listening(reference: Apart, heard: list[Any]) -> Iterator[None]:
-    """Append each input of the head, (tokens, d), to ``heard``."""
     module = reference.model.get_output_embeddings()
     hook = module.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
     try:

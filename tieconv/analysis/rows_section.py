@@ -118,7 +118,6 @@ def _broken(norms: Array) -> Iterator[Measure]:
 
 
 def _no_tokenizer(subject: Subject) -> str:
-    """Return why tieconv does not know which rows have a token."""
     return subject.unlisted or _NO_TOKENIZER
 
 

@@ -331,7 +331,6 @@ def open_tables(evidence: Inspection, files: FileSet | RangedFiles) -> tuple[Byt
 
 
 def _final(evidence: Inspection, files: ByteReader, width: int) -> tuple[Final | None, str]:
-    """Return the last norm, or why it is unknown."""
     try:
         return final_norm(evidence, files, width), ""
     except WithheldError as why:

@@ -96,7 +96,6 @@ def fleet_run(
 def _answer(
     run: RunCommand, verb: str, options: tuple[str, ...], directory: str, task: Task, content: ListedContent
 ) -> CommandResult:
-    """Do the work of `fleet_run`: run the command on one model."""
     from tieconv.gate.fleet_runs import content_of, output_of
 
     if verb == "parity" and not task.graph:

@@ -74,7 +74,6 @@ def _letter(family: Family, config_levels: Mapping[str, bool | None]) -> str:
 
 
 def _strays(config_levels: Mapping[str, bool | None], read: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nested levels with a declared flag that transformers 5 does not read."""
     return tuple(path for path, value in config_levels.items() if path and value is not None and path not in read)
 
 

@@ -132,7 +132,6 @@ def _guessed(
 
 
 def _vocabularies(config: Mapping[str, object]) -> Iterator[int]:
-    """Yield the vocabulary sizes in the config, outermost first."""
     for key in ("vocab_size", "padded_vocab_size"):
         size = config.get(key)
         if isinstance(size, int) and size > 0:

@@ -516,7 +516,6 @@ def _is_adapted(name: str) -> bool:
 
 
 def _leading(names: Iterable[str]) -> list[str]:
-    """Return the leading prefixes of all ``names``, the outermost first."""
     rest, starts = list(names), list[str]()
     while True:
         start = next(

@@ -324,7 +324,6 @@ def beside_weights(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _ranges(ids: Iterable[int]) -> str:
-    """Return ids as ranges: 90-92, 95."""
     spans: list[list[int]] = []
     for number in sorted({*ids}):
         if spans and spans[-1][1] == number - 1:

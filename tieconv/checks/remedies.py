@@ -248,7 +248,6 @@ def _blocked(checkpoint: Checkpoint) -> bool:
 
 
 def _is_plain(inspection: Inspection, tie: Tie) -> bool:
-    """Return whether the tensors of a group are floats without scales."""
     tensors = inspection.checkpoint.tensors
     return all(
         not evidence.is_quantised(inspection, member.name)

@@ -70,7 +70,6 @@ def version_decides(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _cause(inspection: Inspection) -> str:
-    """Return which version finds no flag at its level of the config."""
     levels, level = evidence.levels(inspection), inspection.family.level_v4 or ""
     if not levels:
         return f"The config does not set {evidence.FLAG}, and the defaults of transformers 4 and 5 differ"

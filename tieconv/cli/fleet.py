@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 def _parsed_part(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
-    """Return I and N of ``I/N``."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise click.BadParameter("write I/N with I from 1 to N, such as 3/100", context, parameter)

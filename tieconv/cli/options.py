@@ -34,7 +34,6 @@ def model_argument(function: F) -> F:
 
 
 def _not_in_place(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Refuse `--in-place` for a remote model, before anything is fetched."""
     params = {**context.params, parameter.name: value}
     if not params.get("in_place"):
         return value

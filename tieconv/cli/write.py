@@ -187,7 +187,6 @@ def _proved(outcome: GraphOutcome) -> str:
 
 
 def _refuse_for_graphs(**options: object) -> None:
-    """Raise a usage error for options that do not apply to a graph."""
     for name, value in options.items():
         if value:
             raise click.UsageError(f"--{name.replace('_', '-')} cannot be used with an ONNX graph")

@@ -138,7 +138,6 @@ def sample(made: Grammar, streams: int, length: int, seed: int = 0) -> Array:
 
 
 def _quantiles(weights: Array) -> Array:
-    """Return the distribution as `_GRAIN` equally likely draws."""
     edges = np.cumsum(weights) / weights.sum()
     return np.minimum(np.searchsorted(edges, (np.arange(_GRAIN) + 0.5) / _GRAIN), len(weights) - 1)
 

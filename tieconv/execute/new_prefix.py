@@ -381,13 +381,11 @@ class _Copy:
                 raise differs(self.writer.label(name))
 
     def abort(self) -> None:
-        """Discard the parts of unfinished uploads."""
         for key, upload in self.uploads.items():
             with suppress(TieconvError, CopyUnsupportedError):  # the first error is the one to report
                 self.copier.abort(key, upload)
 
     def notes(self) -> tuple[str, ...]:
-        """Return the note about tags that could not be carried over."""
         unread = self.copier.tags_unread
         return (f"the tags of {count(len(unread), 'object')} may not be read, so tieconv did not carry them over",)[
             : len(unread)

@@ -509,7 +509,6 @@ def _ticks(pid: int) -> int:
 
 
 def _is_free(pid: int) -> bool:
-    """Return whether no other process has the number ``pid``."""
     if pid in (0, os.getpid()):
         return pid != 0
     try:

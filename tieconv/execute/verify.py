@@ -139,7 +139,6 @@ def _read(written: FileSet, output: write_plan.OutputWeights, name: str) -> Weig
 
 
 def _check_header(file: WeightFile, output: write_plan.OutputWeights, name: str) -> None:
-    """Check the tensors by name, their offsets, and the metadata."""
     promised = None if output.metadata is None else dict(output.metadata)
     if output.format == "torch":
         from tieconv.formats.torch.state_dict import torch_metadata  # other formats do not need it

@@ -356,7 +356,6 @@ def _count_kept(cursor: HeaderCursor, length: int) -> None:
 
 
 def _skip_array(cursor: HeaderCursor, depth: int) -> int:
-    """Skip an array, and return its length."""
     kind, length = cursor.natural("<I"), cursor.natural("<Q")
     if kind in _SCALARS:
         cursor.skip(length * struct.calcsize(_SCALARS[kind]))

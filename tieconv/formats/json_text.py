@@ -205,7 +205,6 @@ def _skip(text: str, position: int) -> int:
 
 
 def _bytes(text: str, position: int) -> int:
-    """Convert an offset in characters to an offset in bytes."""
     return position if text.isascii() else len(text[:position].encode("utf-8", "surrogatepass"))
 
 

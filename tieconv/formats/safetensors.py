@@ -73,7 +73,6 @@ def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]
 def _tensors(
     batches: Iterable[dict[str, object]], name: str, data_start: int
 ) -> tuple[Mapping[str, str] | None, dict[str, TensorRecord]]:
-    """Return the file's `__metadata__`, and its tensors by name."""
     metadata: Mapping[str, str] | None = None
     records: dict[str, TensorRecord] = {}
     names, shapes = NameCount(), Shapes()

@@ -128,7 +128,6 @@ class Fixer:
             publish_new(at, staging.final)
 
     def _next(self, model: CheckedModel) -> Planned | None:
-        """Return the plan of the next remedy that may be applied."""
         for action, rules in actions(model, self.counts):
             key = (action.verb, action.options)
             reason = self._reason_against(action, model)
@@ -150,7 +149,6 @@ class Fixer:
         return replace(action, source=self.source)
 
     def _finished(self) -> None:
-        """Record that the planned remedy is written."""
         if self.now is not None:
             self.done.append(self.now)
 

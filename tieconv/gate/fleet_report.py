@@ -47,7 +47,6 @@ def _judged(run: FleetRun, policy: Policy) -> CheckReport:
 
 
 def _models_of_rules(report: CheckReport) -> Counter[tuple[str, str]]:
-    """Count the models with a finding of each rule and level that counts."""
     counts: Counter[tuple[str, str]] = Counter()
     for model in report.models:
         counts.update(

@@ -168,7 +168,6 @@ def _finished(
 
 
 def _work_on(work: Callable[[K], T], tasks: list[K]) -> _Outcomes[T]:
-    """Return what the work returned or raised for each task."""
     return [_attempt(work, task) for task in tasks]
 
 

@@ -251,7 +251,6 @@ _Series = tuple[int, int, int, int]
 
 
 def _series(runs: ChunkRuns, first: int, end: int) -> Iterator[_Series]:
-    """Yield the runs that hold some of the dense bytes ``first`` to ``end``."""
     stack = [(runs.start, 0, 0)]
     while stack:
         start, number, axis = stack.pop()

@@ -97,7 +97,6 @@ def number(values: Mapping[str, object], key: str, absent: float) -> float:
 
 
 def _levels(config: object) -> Iterator[Mapping[str, object]]:
-    """Yield a config and the configs nested in it."""
     if isinstance(config, Mapping):
         yield config
         for value in config.values():

@@ -119,7 +119,6 @@ def _transposable_form(group: _Class) -> Hashable | None:
 
 
 def _ends(tensor: TensorRecord, elements: int) -> tuple[view_reader.Piece, view_reader.Piece]:
-    """Return the first and the last ``elements`` elements."""
     size = min(elements, tensor.elements) * (BITS[tensor.dtype] // 8)
     return (tensor.range, 0, size), (tensor.range, tensor.nbytes - size, size)
 
@@ -160,7 +159,6 @@ def _may_be_cast(edges: dict[str, list[float]], left: TensorRecord, right: Tenso
 
 
 def _edges(reader: ByteReader, tensor: TensorRecord) -> list[float]:
-    """Return the first and the last few values."""
     raw = b"".join(view_reader.read(reader, *end) for end in _ends(tensor, _EDGE_ELEMENTS))
     return list(floats_of(raw, tensor.dtype))
 

@@ -253,7 +253,6 @@ def _statement(finding: Finding, evidence: Inspection) -> Remedy | None:
 
 
 def _flags(evidence: Inspection, value: str) -> Iterator[str]:
-    """Yield an assignment for each level of the config with the tie flag."""
     paths = [entry.path for entry in evidence.config.declared] or ["tie_word_embeddings"]
     return (f"model.config.{path} = {value}" for path in paths)
 

@@ -251,7 +251,6 @@ _SCHEMES = {"auto-round": "AutoRound", "gptq": "GPTQ v1", "awq": "AWQ", "fp8": "
 
 
 def _declared_scheme(declared: DeclaredQuantisation) -> str:
-    """Return the scheme that the config describes."""
     if declared.method == "bitsandbytes":
         return f"bitsandbytes {declared.head.bits} bit"
     layout = declared.head.layout

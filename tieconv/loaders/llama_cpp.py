@@ -63,7 +63,6 @@ def load(inspection: Inspection) -> Loaded:
 
 
 def _gguf(inspection: Inspection) -> Loaded:
-    """Return the model that libllama loads from a GGUF file."""
     if not inspection.checkpoint.tensors:
         return stopped(_LOADER, unknown("the file holds no tensors"))
     architecture, pair = inspection.family.architecture, evidence.head_pair(inspection)
@@ -80,7 +79,6 @@ def _gguf(inspection: Inspection) -> Loaded:
 
 
 def _of_file(inspection: Inspection, pair: evidence.Pair) -> Iterator[Refusal]:
-    """Yield why libllama does not load a GGUF file of a known architecture."""
     error = _pair_error(inspection, pair)
     if error is not None:
         yield Refusal(Cause.NAMES, error)
@@ -90,7 +88,6 @@ def _of_file(inspection: Inspection, pair: evidence.Pair) -> Iterator[Refusal]:
 
 
 def _pair_error(inspection: Inspection, pair: evidence.Pair) -> str | None:
-    """Return why libllama does not load a GGUF file with these tables and biases."""
     architecture, biases = inspection.family.architecture, evidence.stored_bias(inspection)
     name, treatment = shown(architecture), release_tables.by_type(_RELEASE, "architectures")[architecture].split(", ")
     if not pair.has_embedding:
@@ -261,7 +258,6 @@ def _config_refused(config: Mapping[str, Any], name: str) -> Refusal | None:
 
 
 def _dropped(inspection: Inspection, treatment: Treatment, pair: evidence.Pair) -> bool:
-    """Return whether the converter leaves a stored head out."""
     if "converter drops if tied" in treatment:
         # The tie flag that transformers 4 reads for the converter. Without the class it reads the file as it is.
         read = reading_v4(inspection)

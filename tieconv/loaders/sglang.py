@@ -72,7 +72,6 @@ def _refusals(inspection: Inspection) -> Iterator[Refusal]:
 
 
 def _text_config(inspection: Inspection) -> Mapping[str, object]:
-    """Return the config of the language model in a composite."""
     text = inspection.checkpoint.config_values.get("text_config")
     return text if isinstance(text, Mapping) else {}
 

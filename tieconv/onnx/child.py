@@ -258,7 +258,6 @@ def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
 
 
 def _cpu(process: int) -> float:
-    """Return the seconds that a process has computed."""
     fields = _proc(process, "stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
 

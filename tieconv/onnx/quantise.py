@@ -236,7 +236,6 @@ def _quantised(value: ir.Value, bits: int) -> tuple[dict[str, Any], list[ir.Valu
 
 
 def _product(value: ir.Value) -> onnx.ModelProto:
-    """Return a graph of one product with the matrix."""
     tensor = value.const_value
     assert tensor is not None
     array, dtype, name = tensor.numpy(), tensor.dtype.value, str(value.name)
@@ -328,7 +327,6 @@ def _is_product(use: Use) -> bool:
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Return whether a Gemm computes x · B + C and nothing more."""
     factors = [node.attributes.get(name) for name in ("alpha", "beta")]
     return not integer(node, "transA", 0) and all(factor is None or factor.as_float() == 1.0 for factor in factors)
 

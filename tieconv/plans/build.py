@@ -126,7 +126,6 @@ def _guard_foreign(inspection: Inspection, edits: Edits, edited: str) -> None:
 
 
 def _advice(inspection: Inspection, tied: bool | None, flag_changes: bool) -> Iterator[str]:
-    """Yield the notes about what the user must do by hand."""
     if tied is not None and inspection.checkpoint.config is None:
         which = "does not tie its head" if tied else "ties its head"
         note = f"no config.json: a program that {which} may refuse the file (transformers: {FLAG} {str(tied).lower()})"
@@ -283,7 +282,6 @@ def summary(weights: tuple[write_plan.OutputWeights, ...]) -> str:
 
 
 def _files(checkpoint: Checkpoint, weights: tuple[write_plan.OutputWeights, ...]) -> Mapping[str, int]:
-    """Return the unchanged files of the model and their sizes in bytes."""
     files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
     if checkpoint.config is not None and checkpoint.layout is not Layout.FILE:
         files[checkpoint.config.name] = checkpoint.states[checkpoint.config.name].size

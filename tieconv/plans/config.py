@@ -101,7 +101,6 @@ def _guard_scale(inspection: Inspection) -> None:
 
 
 def _decisive(inspection: Inspection) -> str:
-    """Return the path of the flag in the config of the language model."""
     return f"{inspection.family.text_level}.{FLAG}".lstrip(".")
 
 

@@ -360,7 +360,6 @@ class RangedFiles(ABC):
         return self._missing(name, first, until)[start - first : end - first]
 
     def _missing(self, name: str, start: int, end: int) -> bytes:
-        """Return bytes of a file. Fetches and keeps the bytes that are not in memory."""
         data = bytearray()
         while start < end:
             piece = self._held.until(name, start, end)

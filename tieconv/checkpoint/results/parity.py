@@ -207,7 +207,6 @@ class Parity(Printed):
 
 
 def _document(report: Parity) -> dict[str, object]:
-    """Return everything except the schema's id."""
     identity = report.identity
     return {
         "verdict": str(report.verdict),

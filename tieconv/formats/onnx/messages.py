@@ -105,7 +105,6 @@ def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) 
 
 
 def _name(wire: Wire, start: int, end: int) -> str:
-    """Return the name of a value."""
     places = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (1, BYTES)]
     return wire.text(*places[-1]) if places else ""
 

@@ -230,7 +230,6 @@ def _behind(scope: Scope, name: str) -> Iterator[tuple[Role, Tensor | None]]:
 
 
 def _onward(scope: Scope, node: Node) -> list[str]:
-    """Return the inputs of a node that may carry logits."""
     if node.standard in _UNARY:
         return node.inputs[:1]
     if node.standard not in _JOINED | _WITH_A_CONSTANT:
@@ -362,5 +361,4 @@ def _is_computed(scope: Scope, name: str) -> bool:
 
 
 def _data(node: Node) -> list[str]:
-    """Return the node's inputs that carry token ids."""
     return node.inputs[1:] if node.standard == "Where" else node.inputs[:1]

@@ -474,7 +474,6 @@ def _operators() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _of_operator(node: Node, domain: str, opset: int) -> Iterator[str]:
-    """Yield how a node breaks the definition of its operator in this opset."""
     versions = _operators()[domain].get(node.operator, {})
     since = max((int(version) for version in versions if int(version) <= opset), default=None)
     if since is None:
@@ -535,7 +534,6 @@ def _order_fault(graph: Graph, index: int, name: str) -> str:
 
 
 def _reaches(nodes: list[Node], start: int, goal: int) -> bool:
-    """Return whether the node ``goal`` depends on the node ``start``."""
     readers: dict[str, list[int]] = {}
     for at, node in enumerate(nodes):
         for name in node.inputs:

@@ -188,7 +188,6 @@ def byte_range(tensor: External, root: str, files: Files) -> ByteRange:
 
 
 def _check_links(tensor: External, name: str, root: str) -> None:
-    """Refuse a path below the root with a symlink in any part."""
     path = root
     for part in PurePosixPath(name).parts:
         path = os.path.join(path, part)

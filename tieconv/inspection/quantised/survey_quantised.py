@@ -256,7 +256,6 @@ def recognise(module: StoredModule) -> QuantisedMatrix | None:
 
 
 def _without_codes(module: StoredModule) -> QuantisedMatrix | None:
-    """Return the broken matrix of a module that stores scales but no matrix."""
     leaves = [leaf for leaf in SCALE_LEAVES if leaf in module.tensors]
     if not leaves or "weight" in module.tensors or any(leaf in module.tensors for leaf in CODE_LEAVES):
         return None

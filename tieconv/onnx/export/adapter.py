@@ -202,7 +202,6 @@ def tried() -> str:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Hide what torch, onnxscript and the exporter print and log."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -394,7 +393,6 @@ def fold_windows(model: ir.Model, cache: Any) -> dict[int, int]:
 
 
 def _lengths(cache: Any) -> Mapping[int, int]:
-    """Return the window of each layer that has one."""
     lengths = {}
     for index, layer in enumerate(getattr(cache, "layers", None) or ()):
         length = getattr(layer, "_sliding_window_tensor", None)

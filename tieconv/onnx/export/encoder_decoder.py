@@ -206,7 +206,6 @@ def _computed(graph: ir.Graph, cross: ir.Model, hidden: ir.Value) -> ir.Graph:
 
 
 def _from_cache(pasts: list[ir.Value]) -> ir.Graph:
-    """Return a branch that returns the cache."""
     nodes = [ir.node("Identity", [past], name=f"{_PREFIX}kept_{index}") for index, past in enumerate(pasts)]
     for past, node in zip(pasts, nodes, strict=True):
         value = node.outputs[0]
@@ -215,7 +214,6 @@ def _from_cache(pasts: list[ir.Value]) -> ir.Graph:
 
 
 def _layer(value: ir.Value) -> int:
-    """Return the layer of a cache tensor; -1 for another value."""
     parts = str(value.name).split(".")
     return int(parts[1]) if parts[0] == "present" else -1
 

@@ -245,7 +245,6 @@ class GenAI(Layout):
 
 
 def _token(model: Model, key: str) -> Any:
-    """Return the token of the generation config, or else that of the config."""
     value = model.generation.get(key)
     return getattr(model.config, key, None) if value is None else value
 

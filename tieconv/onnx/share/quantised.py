@@ -60,7 +60,6 @@ def _share(file: GraphFile, table: Table, products: Sequence[Table], names: Name
 
 
 def _alike(table: Table, head: Table) -> bool:
-    """Return whether both matrices have the same sides."""
     return (table.rows, table.blocks * table.block) == (head.rows, head.blocks * head.block)
 
 

@@ -238,7 +238,6 @@ def _paths(graph: ir.Graph, path: Path = ()) -> dict[int, Path]:
 
 
 def _is_cast_too(stored: Stored) -> bool:
-    """Return whether nodes read a matrix both directly and through a Cast."""
     if len(stored.record.shape) != 2:
         return False
     casts = [use.node is not None and is_standard(use.node, "Cast") for use in uses_of(stored.value)]

@@ -125,7 +125,6 @@ def reshaped_gemm_of(gemm: ir.Node) -> ReshapedGemm | None:
 
 
 def _keeps_leading(shape: ir.Value | None, x: ir.Value) -> bool:
-    """Return whether ``shape`` equals the shape of ``x`` except for the last axis."""
     joined = shape.producer() if shape is not None else None
     if joined is None:
         fixed, shape_of_x = _constant(shape), x.shape

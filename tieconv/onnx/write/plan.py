@@ -337,7 +337,6 @@ _HINT = "nothing was written; report this with the model's class"
 def _part(
     whole: onnx.ModelProto, inputs: list[onnx.ValueInfoProto], ends: list[onnx.ValueInfoProto]
 ) -> onnx.ModelProto:
-    """Return a copy of the model with the nodes between ``inputs`` and ``ends``."""
     needed = {value.name for value in ends}
     fed = {value.name for value in inputs}
     nodes = []
@@ -360,7 +359,6 @@ def _part(
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the values that a node and its subgraphs read."""
     yield from filter(None, node.input)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):

@@ -226,7 +226,6 @@ def _in_folder(model: onnx.ModelProto, path: Path) -> _InFolder:
 
 
 def _impossible(model: onnx.ModelProto) -> str:
-    """Return why the graph is not run; empty if it can be."""
     if any(node.op_type in _RANDOM for node in _nodes(model.graph)):
         return "the graph draws random numbers"
     held = {initializer.name for initializer in model.graph.initializer}

@@ -116,7 +116,6 @@ def _cells(*cells: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return a sentence with its names as code."""
     return " ".join(_word(word) for word in text.split(" "))
 
 

@@ -114,5 +114,4 @@ def _filled(text: str, room: int) -> list[str]:
 
 
 def _seen(text: str) -> int:
-    """Return the number of columns of a text without its colours."""
     return len(re.sub(_STYLE, "", text) if "\x1b" in text else text)

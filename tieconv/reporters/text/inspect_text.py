@@ -336,7 +336,6 @@ def _no_embedding(inspection: Inspection) -> str:
 
 
 def _operator(inspection: Inspection, role: str) -> str:
-    """Name the operator that computes with the quantised matrix of a graph."""
     heads = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
     return f", quantised ({shown(heads[0].operator)})" if heads else ""
 
@@ -434,7 +433,6 @@ def _described(matrix: quantised_matrix.QuantisedMatrix) -> str:
 
 
 def _grouped(matrix: quantised_matrix.QuantisedMatrix) -> str:
-    """Say how many weights share a scale."""
     if matrix.block is None:
         return ""
     if matrix.shape is not None and matrix.block == matrix.shape:

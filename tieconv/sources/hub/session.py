@@ -78,7 +78,6 @@ def retry_after(response: Any) -> float | None:
 
 
 def _date(text: str) -> float | None:
-    """Convert an HTTP date to seconds since 1970."""
     try:
         return parsedate_to_datetime(text).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
@@ -308,7 +307,6 @@ def _ask_plainly(request: Any) -> None:
 
 
 def _origin(address: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of an address."""
     parts = urlsplit(address)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
