@@ -42,26 +42,6 @@ def unfold(subject: Subject) -> NormFold:
 
 
 def _fold(subject: Subject) -> NormFold:
-    pair, final = _guarded(subject)
-    low, high = intervals(pair)
-    crossed = low > high * (1 + np.copysign(2.0**-22, high))
-    if crossed.any():
-        column = int(np.argmax(crossed))
-        raise _NoFoldError(f"no factor maps column {column:,} of the embedding to that of the head")
-    gains, failed = _proved(pair, final, (low, high))
-    if failed.any():
-        raise _NoFoldError(
-            f"{int(failed.sum()):,} of {len(failed):,} columns of the head are not the embedding times a factor that "
-            f"{shown(final.norm)} can hold exactly"
-        )
-    values = {final.norm: _stored(subject, final.norm, weights(final, gains))}
-    if final.shift is not None:
-        values[final.shift_name] = _stored(subject, final.shift_name, final.shift * gains)
-    inexact = sum(int(np.count_nonzero(e * gains != u)) for e, u in pair.blocks())
-    return NormFold(values, pair.head.record.name, inexact, pair.head.record.elements)
-
-
-def _guarded(subject: Subject) -> tuple[Pair, Final]:
     if subject.head is None:
         raise _NoFoldError("the model stores one table, so no norm is folded into a head")
     final, pair = subject.final, Pair(subject.embed, subject.head)
@@ -83,7 +63,22 @@ def _guarded(subject: Subject) -> tuple[Pair, Final]:
             if neighbour.name != name and neighbour.range.file == span.file and overlaps:
                 problem = f"{shown(neighbour.name)} shares the bytes of {shown(name)} and would change with it"
                 raise _NoFoldError(problem)
-    return pair, final
+    low, high = intervals(pair)
+    crossed = low > high * (1 + np.copysign(2.0**-22, high))
+    if crossed.any():
+        column = int(np.argmax(crossed))
+        raise _NoFoldError(f"no factor maps column {column:,} of the embedding to that of the head")
+    gains, failed = _proved(pair, final, (low, high))
+    if failed.any():
+        raise _NoFoldError(
+            f"{int(failed.sum()):,} of {len(failed):,} columns of the head are not the embedding times a factor that "
+            f"{shown(final.norm)} can hold exactly"
+        )
+    values = {final.norm: _stored(subject, final.norm, weights(final, gains))}
+    if final.shift is not None:
+        values[final.shift_name] = _stored(subject, final.shift_name, final.shift * gains)
+    inexact = sum(int(np.count_nonzero(e * gains != u)) for e, u in pair.blocks())
+    return NormFold(values, pair.head.record.name, inexact, pair.head.record.elements)
 
 
 def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -35,7 +35,17 @@ def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> 
     head = best(tables, "heads", vocabulary, names[embedding] if embedding else None)
     if head is not None and head == embedding:
         head = None
-    return _with_shared(names, embedding, head, shared)
+    # An unrecognised name with shared storage completes the pair; both are from one group if none is known.
+    for group in shared:
+        together = [name for name in names if name in group and len(names[name]) == 2 and not _elsewhere(name)]
+        unnamed = [name for name in together if _rank(name, "inputs") is None and _rank(name, "heads") is None]
+        if embedding in together and head is None and unnamed:
+            return embedding, unnamed[0]
+        if head in together and embedding is None and unnamed:
+            return unnamed[0], head
+        if embedding is None and head is None and len(unnamed) > 1 and names[unnamed[0]][0] > names[unnamed[0]][1]:
+            return unnamed[0], unnamed[1]
+    return embedding, head
 
 
 def convention(embedding: str | None, head: str | None) -> str:
@@ -80,22 +90,6 @@ def _is_head(shape: Shape, embedding: Shape | None, vocabulary: int | None) -> b
     """Return whether a matrix has the rows of the vocabulary, or is the transpose of the embedding's shape."""
     sizes = {size for size in (vocabulary, embedding[0] if embedding else None) if size}
     return shape[0] in sizes or (embedding is not None and shape == embedding[::-1])
-
-
-def _with_shared(
-    names: Shapes, embedding: str | None, head: str | None, shared: Shared
-) -> tuple[str | None, str | None]:
-    """Return the pair, completed by an unrecognised name with shared storage; both from one group if none is known."""
-    for group in shared:
-        tables = [name for name in names if name in group and len(names[name]) == 2 and not _elsewhere(name)]
-        unnamed = [name for name in tables if _rank(name, "inputs") is None and _rank(name, "heads") is None]
-        if embedding in tables and head is None and unnamed:
-            return embedding, unnamed[0]
-        if head in tables and embedding is None and unnamed:
-            return unnamed[0], head
-        if embedding is None and head is None and len(unnamed) > 1 and names[unnamed[0]][0] > names[unnamed[0]][1]:
-            return unnamed[0], unnamed[1]
-    return embedding, head
 
 
 def best(tables: Shapes, kind: str, vocabulary: int | None, like: Shape | None) -> str | None:

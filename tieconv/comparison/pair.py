@@ -316,7 +316,10 @@ def _view(inspection: Inspection, key: ParameterNames, loaded: Loaded, *releases
             sources[key.of(name)] = Source(tensors[parameter.stored], parameter.factor)
     for name in biases:
         sources.drop(key.of(name))
-    read = _bias(inspection, loaded, biases)
+    if inspection.family.output_biases or not biases:
+        read = loaded.source(biases[-1]) if biases else None
+    else:
+        read = biases[-1] if biases[-1] in inspection.checkpoint.tensors and biases[-1] not in loaded.unread else None
     # A class that starts an absent bias at zero computes the same without a stored zero.
     if read is not None and (bias_unset(inspection.family) or not is_zero(inspection, read)):
         sources[HEAD_BIAS] = Source(tensors[read])
@@ -339,13 +342,6 @@ def _biases(inspection: Inspection) -> list[str]:
     bias = inspection.head.output_bias
     names = [in_file(inspection, name) for name in inspection.family.output_biases]
     return names or ([bias.name] if bias is not None else [])
-
-
-def _bias(inspection: Inspection, loaded: Loaded, biases: list[str]) -> str | None:
-    """Return the stored bias that reaches the logits, else the one next to the head."""
-    if inspection.family.output_biases or not biases:
-        return loaded.source(biases[-1]) if biases else None
-    return biases[-1] if biases[-1] in inspection.checkpoint.tensors and biases[-1] not in loaded.unread else None
 
 
 def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:

@@ -51,30 +51,7 @@ def _checkpoint(
     metadata: str,
     readable: bool,
 ) -> Checkpoint:
-    table, records = _table(tensors, metadata or listing.source)
-    weights = tuple(
-        WeightFile(name, listing.entries[name], 0, () if number else records, None) for number, name in enumerate(names)
-    )
-    config, cautions = _find_config(listing, files)
-    used = {*names, *([metadata] if metadata else []), *([config.name] if config else [])}
-    checkpoint = checkpoint_of(listing, files, Layout.SHARDED, "dcp", weights, sorted(used))
-    hint = Hint("convert it first: ", call("convert", listing.source, to="safetensors", out=OUT))
-    closed = hasattr(files, "client") or not readable
-    return replace(checkpoint, config=config, cautions=cautions, table=table, read_only=hint, headers_only=closed)
-
-
-def _find_config(listing: Listing, files: Files) -> tuple[Document | None, tuple[Caution, ...]]:
-    """Return the first config inside the checkpoint, and its cautions. Nothing outside the checkpoint is opened."""
-    if CONFIG in listing.top:
-        return read_config(files)
-    # verl, torchtitan and NeMo Automodel write the config and the tokenizer into such a directory.
-    inside = (f"{folder}/{CONFIG}" for folder in ("huggingface", "hf_assets", ".hf_metadata"))
-    name = next((name for name in inside if name in listing.entries), None)
-    return (None, ()) if name is None else read_config(files, name)
-
-
-def _table(tensors: Iterable[StoredChunks], source: str) -> tuple[ChunkTable, tuple[TensorRecord, ...]]:
-    """Return the chunks of all tensors, and the records of the model's tensors. Checks that chunks are complete."""
+    source = metadata or listing.source
     chunks, overlapping, starts = {}, set(), {}
     model, training = [], {}
     position = 0
@@ -96,7 +73,26 @@ def _table(tensors: Iterable[StoredChunks], source: str) -> tuple[ChunkTable, tu
         start = ".".join(tensor.keys[:-1])
         if start and tensor.name == ".".join(tensor.keys):
             starts[tensor.name] = f"{start}."
-    return ChunkTable(chunks, frozenset(overlapping), training, starts), tuple(model)
+    table, records = ChunkTable(chunks, frozenset(overlapping), training, starts), tuple(model)
+    weights = tuple(
+        WeightFile(name, listing.entries[name], 0, () if number else records, None) for number, name in enumerate(names)
+    )
+    config, cautions = _find_config(listing, files)
+    used = {*names, *([metadata] if metadata else []), *([config.name] if config else [])}
+    checkpoint = checkpoint_of(listing, files, Layout.SHARDED, "dcp", weights, sorted(used))
+    hint = Hint("convert it first: ", call("convert", listing.source, to="safetensors", out=OUT))
+    closed = hasattr(files, "client") or not readable
+    return replace(checkpoint, config=config, cautions=cautions, table=table, read_only=hint, headers_only=closed)
+
+
+def _find_config(listing: Listing, files: Files) -> tuple[Document | None, tuple[Caution, ...]]:
+    """Return the first config inside the checkpoint, and its cautions. Nothing outside the checkpoint is opened."""
+    if CONFIG in listing.top:
+        return read_config(files)
+    # verl, torchtitan and NeMo Automodel write the config and the tokenizer into such a directory.
+    inside = (f"{folder}/{CONFIG}" for folder in ("huggingface", "hf_assets", ".hf_metadata"))
+    name = next((name for name in inside if name in listing.entries), None)
+    return (None, ()) if name is None else read_config(files, name)
 
 
 CELLS_EACH = 64

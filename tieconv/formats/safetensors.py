@@ -35,7 +35,26 @@ Pread = Callable[[int, int], bytes]
 
 def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
     """Read the tensors of one file from its header. Raises `UnreadableError` with a stable code."""
-    length = _header_length(pread, size, name)
+    if size == 0:
+        _refuse(name, "is empty", "empty", "fetch or save it again")
+    first = pread(min(size, 512), 0)
+    check_git_file(name, first, size)
+    length = int.from_bytes(first[:8], "little")
+    # The first bytes of a zip archive are a possible length, so the next bytes decide.
+    if (length > HEADER_LIMIT or not first[8:].startswith(b"{")) and (kind := other_kind(first)):
+        _refuse(name, *kind)
+    if size < 10:
+        _refuse(name, f"has {count(size, 'byte')}, too few for a header", "too-small", _INCOMPLETE)
+    if length > HEADER_LIMIT:
+        _refuse(name, f"declares a header of {length:,} bytes (limit {HEADER_LIMIT:,})", "header-too-large")
+    if length < 2:
+        _refuse(name, f"declares a header of {count(length, 'byte')}, too few for a header", "header-too-small")
+    if 8 + length > size:
+        _refuse(
+            name, f"declares a header of {length:,} bytes, but the file has {size:,}", "truncated-header", _INCOMPLETE
+        )
+    if first[8:9] != b"{":
+        _refuse(name, "has a header that does not start with `{`", "header-start")
     with collector_paused():
         data_start = 8 + length
         metadata, tensors = _tensors(_batches(pread, length, name), name, data_start)
@@ -98,31 +117,6 @@ def _whole(raw: bytes, length: int, name: str) -> bytes:
     if len(raw) != length:
         _refuse(name, "ends inside its header", "truncated-header", _INCOMPLETE)
     return raw
-
-
-def _header_length(pread: Pread, size: int, name: str) -> int:
-    """Return the declared length of the header. Checks it against the file before reading the header."""
-    if size == 0:
-        _refuse(name, "is empty", "empty", "fetch or save it again")
-    first = pread(min(size, 512), 0)
-    check_git_file(name, first, size)
-    length = int.from_bytes(first[:8], "little")
-    # The first bytes of a zip archive are a possible length, so the next bytes decide.
-    if (length > HEADER_LIMIT or not first[8:].startswith(b"{")) and (kind := other_kind(first)):
-        _refuse(name, *kind)
-    if size < 10:
-        _refuse(name, f"has {count(size, 'byte')}, too few for a header", "too-small", _INCOMPLETE)
-    if length > HEADER_LIMIT:
-        _refuse(name, f"declares a header of {length:,} bytes (limit {HEADER_LIMIT:,})", "header-too-large")
-    if length < 2:
-        _refuse(name, f"declares a header of {count(length, 'byte')}, too few for a header", "header-too-small")
-    if 8 + length > size:
-        _refuse(
-            name, f"declares a header of {length:,} bytes, but the file has {size:,}", "truncated-header", _INCOMPLETE
-        )
-    if first[8:9] != b"{":
-        _refuse(name, "has a header that does not start with `{`", "header-start")
-    return length
 
 
 def _metadata(value: object, name: str) -> Mapping[str, str] | None:

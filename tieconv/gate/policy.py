@@ -92,13 +92,6 @@ def covers(now: Depth, then: Depth) -> bool:
     return _DEPTHS.index(now) >= _DEPTHS.index(then)
 
 
-def render_baseline(depth: Depth, entries: Iterable[Entry]) -> str:
-    """Return the text of the file. Entries are sorted, so a text diff shows only what changed."""
-    ordered = sorted(entries, key=lambda entry: (entry.model, entry.rule, entry.file, entry.tensors))
-    document = {"schema": SCHEMA, "depth": str(depth), "entries": [asdict(entry) for entry in ordered]}
-    return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
-
-
 def parse_baseline(text: str, path: str) -> Baseline:
     """Return the baseline in ``text``. Raises `SettingsError` if it is not a baseline."""
     try:
@@ -280,7 +273,11 @@ class Policy:
                 if (deeper or entry.model not in checked or not self._looked_for(entry.rule))
                 and not self._is_deleted(entry, path)
             )
-        return render_baseline(depth, (kept_entries | now).elements())
+        ordered = sorted(
+            (kept_entries | now).elements(), key=lambda entry: (entry.model, entry.rule, entry.file, entry.tensors)
+        )
+        document = {"schema": SCHEMA, "depth": str(depth), "entries": [asdict(entry) for entry in ordered]}
+        return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
 
 # Make a policy from the command's options, the settings file and the baseline.

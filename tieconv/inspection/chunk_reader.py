@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tieconv.checkpoint.model_files import ByteReader, Files, FileState
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange, Chunk, ChunkTable, Storage, TensorRecord
+from tieconv.checkpoint.weight_file import ByteRange, Chunk, ChunkTable, TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.sources.strided import StridedRange, dense, gather
 from tieconv.text import shown
@@ -165,7 +165,17 @@ def find_item(files: Files, name: str, dtype: str, width: int, chunk: Chunk) -> 
     if (stored.dtype, stored.shape) != (dtype, chunk.shape):
         has = f"{shown(stored.dtype)} {list(stored.shape)}"
         raise _unlike(span.file, name, f"is {has}, but .metadata says {shown(dtype)} {list(chunk.shape)}")
-    return _moved(span, dense(stored), storage, width)
+    # The offsets of the item count from the first byte of the file.
+    tensor = dense(stored)
+    inside, start = tensor.range, span.start
+    if isinstance(inside, StridedRange):
+        dense_range: ByteRange = StridedRange(
+            span.file, 0, prod(tensor.shape) * width, start + inside.base, width, tensor.shape, inside.stride
+        )
+    else:
+        dense_range = ByteRange(span.file, start + inside.start, start + inside.end)
+    checked = ByteRange(span.file, start + storage.range.start, start + storage.range.end)
+    return ChunkItem(dense_range, width, checked, storage.crc)
 
 
 def read_item(
@@ -190,19 +200,6 @@ def _within(files: Files, span: ByteRange) -> Callable[[int, int], bytes]:
         return files.pread(span.file, max(min(size, span.size - offset), 0), span.start + offset)
 
     return pread
-
-
-def _moved(span: ByteRange, stored: TensorRecord, storage: Storage, width: int) -> ChunkItem:
-    """Return the item with offsets that count from the first byte of the file."""
-    inside, start = stored.range, span.start
-    if isinstance(inside, StridedRange):
-        dense_range: ByteRange = StridedRange(
-            span.file, 0, prod(stored.shape) * width, start + inside.base, width, stored.shape, inside.stride
-        )
-    else:
-        dense_range = ByteRange(span.file, start + inside.start, start + inside.end)
-    checked = ByteRange(span.file, start + storage.range.start, start + storage.range.end)
-    return ChunkItem(dense_range, width, checked, storage.crc)
 
 
 def _unlike(file: str, name: str, why: str) -> UnreadableError:

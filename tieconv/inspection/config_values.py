@@ -123,16 +123,6 @@ def default_ids(model_type: str) -> set[int]:
     return {number for release in RELEASES for number in table(release)["ids"].get(model_type, ())}
 
 
-def tokenizer_classes(model_type: str) -> set[str]:
-    """Return the tokenizer classes that some release uses for a model type."""
-    return {name for release in RELEASES for name in table(release)["tokenizer_of"].get(model_type, ())}
-
-
-def passes_over_named_class(model_type: str) -> bool:
-    """Return whether some release uses its default tokenizer class for a model type and ignores the named class."""
-    return any(model_type in table(release)["overridden"] for release in RELEASES)
-
-
 def tokens_of_class(name: str) -> set[str] | None:
     """Return the tokens that a tokenizer class adds by itself, or ``None`` if some release was not measured."""
     names = (name.removesuffix("Fast"), f"{name.removesuffix('Fast')}Fast")

@@ -34,7 +34,15 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
     if config and not (config.architectures or config.model_type or any(entry.present for entry in config.declared)):
         config = None  # the config of another program
     ties = tuple(_ties(checkpoint.graphs, tensors, reader, depth, config))
-    candidates = _candidates(checkpoint, tensors, reader, depth)
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_sampled(reader)):
+        candidates: tuple[TensorRecord, ...] = ()
+    elif depth is Depth.FULL:
+        candidates = tuple(tensors.values())
+    else:
+        parts = [part for graph in checkpoint.graphs for part in (graph.embedding, graph.head) if part]
+        shapes = {tensors[part.name].shape for part in parts}
+        shapes |= {shape[::-1] for shape in shapes}
+        candidates = tuple(tensor for tensor in tensors.values() if tensor.shape in shapes)
     duplicates = tuple(_duplicates(checkpoint, candidates, ties, reader))
     compared = {record.name for record in candidates} | {member.name for tie in ties for member in tie.members}
     left = [record for name, record in tensors.items() if name not in compared]
@@ -183,17 +191,6 @@ def _duplicates(
         # Of two graphs in two precisions, one is a cast of the other on purpose.
         if duplicate.kind is not State.CAST or len({homes[name] for name in duplicate.tensors}) == 1:
             yield duplicate
-
-
-def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, depth: Depth) -> tuple[TensorRecord, ...]:
-    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_sampled(reader)):
-        return ()
-    if depth is Depth.FULL:
-        return tuple(tensors.values())
-    parts = [part for graph in checkpoint.graphs for part in (graph.embedding, graph.head) if part]
-    shapes = {tensors[part.name].shape for part in parts}
-    shapes |= {shape[::-1] for shape in shapes}
-    return tuple(tensor for tensor in tensors.values() if tensor.shape in shapes)
 
 
 def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth) -> Head:

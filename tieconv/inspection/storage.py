@@ -48,7 +48,10 @@ def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
                 continue
             tensors = held[storage.key]
             overlaps += _overlaps(tensors)
-            unused = storage.range.size - _used(tensors)
+            # The tensors use at most the bytes of each view once, within the spans of all.
+            own = {(record.range, record.shape, record.stride): _own(record) for record in tensors}
+            spans = sum(end - start for start, end, _ in _clusters(tensors))
+            unused = storage.range.size - min(sum(own.values()), spans)
             if unused > 0:
                 slack.append(Slack(file.name, _names(tensors), storage.range.size, unused))
     stored = sum(storage.range.size for file in files for storage in file.storages)
@@ -71,12 +74,6 @@ def check_sums(checkpoint: Checkpoint, reader: ByteReader) -> None:
 
 def _names(tensors: Iterable[TensorRecord]) -> tuple[str, ...]:
     return tuple(record.name for record in tensors)
-
-
-def _used(tensors: list[TensorRecord]) -> int:
-    """Return an upper bound of the bytes that the tensors use: each view once, within the spans of all."""
-    own = {(record.range, record.shape, record.stride): _own(record) for record in tensors}
-    return min(sum(own.values()), sum(end - start for start, end, _ in _clusters(tensors)))
 
 
 def _own(record: TensorRecord) -> int:

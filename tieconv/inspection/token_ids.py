@@ -20,7 +20,7 @@ from tieconv.formats.directory import read_bytes
 from tieconv.formats.json_text import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.limits import WINDOW
 from tieconv.formats.strict_json import collector_paused, loads, refuse, value_cost
-from tieconv.inspection.config_values import default_ids, passes_over_named_class, tokenizer_classes, tokens_of_class
+from tieconv.inspection.config_values import RELEASES, default_ids, table, tokens_of_class
 from tieconv.text import shown
 
 _EXTRA = "extra_ids"
@@ -113,9 +113,10 @@ def _class_names(files: TokenizerFiles, config: Mapping[str, object]) -> set[str
     """Return the classes that may load the files: the named ones, those of the model type, or both."""
     class_names = (files.document(CONFIG).get("tokenizer_class"), config.get("tokenizer_class"))
     names, model_type = {name for name in class_names if isinstance(name, str)}, str(config.get("model_type"))
-    if names and not passes_over_named_class(model_type):
+    # Some releases use the default tokenizer class of a model type and ignore the named class.
+    if names and not any(model_type in table(release)["overridden"] for release in RELEASES):
         return names
-    return names | tokenizer_classes(model_type)
+    return names | {name for release in RELEASES for name in table(release)["tokenizer_of"].get(model_type, ())}
 
 
 def too_large(files: TokenizerFiles) -> Iterator[str]:

@@ -551,7 +551,18 @@ def by_pattern(
     patterns = patterns[:1] if settled else patterns
     refusal = unclear_files(inspection, *((TWO_FORMATS,) if settled else ()))
     if refusal is None and is_directory(inspection, formats):
-        refusal = _matched(inspection, loader, patterns)
+        checkpoint = inspection.checkpoint
+        names = [file.name for file in checkpoint.files]
+        missed = [name for name in names if not _matches(name, patterns)]
+        sought = f"{loader} looks for {in_words(patterns)}"
+        if missed == names:
+            refusal = Refusal(Cause.FILES, f"{sought} and finds no weights: the directory contains {shown(names[0])}")
+        elif missed:
+            refusal = unknown(f"{sought} and does not read {shown(missed[0])}")
+        elif checkpoint.entry is None and not checkpoint.complete:
+            refusal = unknown("a shard is missing: the names of the other shards count it")
+        else:
+            refusal = None
         refusal = refusal or _doubled(inspection, loader, patterns, indexed, joined=joined)
     refusal = refusal or unclear_class(inspection, codes=codes) or wrong_format(inspection, loader, formats)
     return refusal or _prefixed_again(inspection, loader)
@@ -571,20 +582,6 @@ def _prefixed_again(inspection: Inspection, loader: str) -> Refusal | None:
     if doubled is None:
         return None
     return unknown(f"{shown(doubled)} has the prefix twice, and tieconv has no measurement of {loader} for that")
-
-
-def _matched(inspection: Inspection, loader: str, patterns: Sequence[str]) -> Refusal | None:
-    checkpoint = inspection.checkpoint
-    names = [file.name for file in checkpoint.files]
-    missed = [name for name in names if not _matches(name, patterns)]
-    sought = f"{loader} looks for {in_words(patterns)}"
-    if missed == names:
-        return Refusal(Cause.FILES, f"{sought} and finds no weights: the directory contains {shown(names[0])}")
-    if missed:
-        return unknown(f"{sought} and does not read {shown(missed[0])}")
-    if checkpoint.entry is None and not checkpoint.complete:
-        return unknown("a shard is missing: the names of the other shards count it")
-    return None
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -40,7 +40,9 @@ class Verdict:
 def verdict(inspection: Inspection, loaded: Loaded) -> Verdict:
     """Return what ``loaded`` does with the head, the embedding and the names tied to them."""
     if loaded.refusals:
-        return _refused(loaded)
+        refusal = loaded.refusals[0]
+        failure = Outcome.UNKNOWN if refusal.cause is Cause.UNKNOWN else Outcome.ERROR
+        return Verdict(failure, refusal.sentence, refusal.tensors)
     read = evidence.without_tensors(inspection, loaded.unread)
     answer = _of_parameters(read, loaded) if loaded.undecided is None else _of_alternatives(read, loaded)
     # ``answer`` with the stored names that the loader does not know.
@@ -60,12 +62,6 @@ def verdict(inspection: Inspection, loaded: Loaded) -> Verdict:
     unread = f"{loaded.loader} does not know the {'name' if len(names) == 1 else 'names'} {in_words(names)}"
     dropped = tuple(name for name in names if name in evidence.class_bias(inspection))
     return Verdict(outcome, f"{answer.detail}; {unread}", (*answer.tensors, *names), (*answer.dropped, *dropped))
-
-
-def _refused(loaded: Loaded) -> Verdict:
-    refusal = loaded.refusals[0]
-    outcome = Outcome.UNKNOWN if refusal.cause is Cause.UNKNOWN else Outcome.ERROR
-    return Verdict(outcome, refusal.sentence, refusal.tensors)
 
 
 def _of_alternatives(inspection: Inspection, loaded: Loaded) -> Verdict:
@@ -189,42 +185,6 @@ def _are(names: Sequence[str]) -> str:
 
 
 # Predict what a loader does with a quantised embedding or head, from the cells that were measured.
-def quantised_answer(inspection: Inspection, loader: tuple[str, str], loaded: Loaded) -> Verdict | None:
-    """Return the answer for a model with a quantised embedding or head, or whose config lists a float head.
-
-    Return ``None`` if the loader fails before it reads the tables: that reason stays the answer. Without a measured
-    cell, the answer is unknown.
-    """
-    if any(refusal.cause is not Cause.UNKNOWN for refusal in loaded.refusals[:1]):
-        return None
-    tables = inspection.quantised_tables
-    if tables is None:
-        return _listed_answer(inspection, loader) if lists_float_head(inspection) else None
-    names = tuple(part.name for matrix in tables.matrices for part in matrix.parts)
-    broken = next((fault for matrix in tables.matrices for fault in matrix.faults), None)
-    if broken is not None:
-        return Verdict(Outcome.UNKNOWN, f"a quantised matrix is broken: {broken.reason}", broken.tensors)
-    if loader == MLX and all(matrix.scheme.startswith("MLX") for matrix in tables.matrices):
-        equal = tables.relation is not None and tables.relation.state is PairState.EQUAL
-        # mlx-lm reads its own codes: a module is quantised if its scales are stored. Helium stores a separate head
-        # beside the tied embedding, and does not use it. Nothing is lost if it is ``equal``.
-        if loaded.refusals:
-            return Verdict(Outcome.UNKNOWN, loaded.refusals[0].sentence, names)
-        if loaded.discarded and equal:
-            return Verdict(Outcome.TIED, "the stored head equals the embedding, which serves both", names)
-        if loaded.discarded:
-            return Verdict(Outcome.DISCARDED, "mlx-lm drops the stored head without a message", names)
-        if len({parameter.parameter for parameter in loaded.parameters.values()}) == 1:
-            return Verdict(Outcome.TIED, "one quantised matrix serves both", names)
-        return Verdict(Outcome.UNTIED, "each table is loaded as it is stored", names)
-    cell = _cell(inspection, tables, loader)
-    if cell is None:
-        tables_named = in_words(matrix.name for matrix in tables.matrices)
-        are = "is" if len(tables.matrices) == 1 else "are"
-        return Verdict(
-            Outcome.UNKNOWN, f"{tables_named} {are} quantised, and tieconv has no measurement of that", names
-        )
-    return None if cell.outcome is None else Verdict(cell.outcome, cell.says, names)
 
 
 def _listed_answer(inspection: Inspection, loader: tuple[str, str]) -> Verdict | None:
@@ -417,4 +377,35 @@ class Consumer:
         if inspection.quantised_tables is None and not described:
             return None
 
-        return quantised_answer(inspection, (self.name, self.version), loaded)
+        # If the loader fails before it reads the tables, that reason stays the answer.
+        loader = (self.name, self.version)
+        if any(refusal.cause is not Cause.UNKNOWN for refusal in loaded.refusals[:1]):
+            return None
+        tables = inspection.quantised_tables
+        if tables is None:
+            return _listed_answer(inspection, loader) if lists_float_head(inspection) else None
+        names = tuple(part.name for matrix in tables.matrices for part in matrix.parts)
+        broken = next((fault for matrix in tables.matrices for fault in matrix.faults), None)
+        if broken is not None:
+            return Verdict(Outcome.UNKNOWN, f"a quantised matrix is broken: {broken.reason}", broken.tensors)
+        if loader == MLX and all(matrix.scheme.startswith("MLX") for matrix in tables.matrices):
+            equal = tables.relation is not None and tables.relation.state is PairState.EQUAL
+            # mlx-lm reads its own codes: a module is quantised if its scales are stored. Helium stores a separate head
+            # beside the tied embedding, and does not use it. Nothing is lost if it is ``equal``.
+            if loaded.refusals:
+                return Verdict(Outcome.UNKNOWN, loaded.refusals[0].sentence, names)
+            if loaded.discarded and equal:
+                return Verdict(Outcome.TIED, "the stored head equals the embedding, which serves both", names)
+            if loaded.discarded:
+                return Verdict(Outcome.DISCARDED, "mlx-lm drops the stored head without a message", names)
+            if len({parameter.parameter for parameter in loaded.parameters.values()}) == 1:
+                return Verdict(Outcome.TIED, "one quantised matrix serves both", names)
+            return Verdict(Outcome.UNTIED, "each table is loaded as it is stored", names)
+        cell = _cell(inspection, tables, loader)
+        if cell is None:
+            tables_named = in_words(matrix.name for matrix in tables.matrices)
+            are = "is" if len(tables.matrices) == 1 else "are"
+            return Verdict(
+                Outcome.UNKNOWN, f"{tables_named} {are} quantised, and tieconv has no measurement of that", names
+            )
+        return None if cell.outcome is None else Verdict(cell.outcome, cell.says, names)

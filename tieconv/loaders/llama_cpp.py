@@ -84,7 +84,23 @@ def _of_file(inspection: Inspection, pair: evidence.Pair) -> Iterator[Refusal]:
         yield Refusal(Cause.NAMES, error)
     yield from _metadata_refused(inspection)
     yield from evidence.layers_refused(inspection, pair)
-    yield from _tensors_refused(inspection)
+    architecture, tensors = inspection.family.architecture, inspection.checkpoint.tensors
+    shapes, numbers = _asked_of("shapes", architecture), _numbers(inspection)
+    if absent := [name for name in _asked_of("needed tensors", architecture) if name not in tensors]:
+        yield Refusal(Cause.NAMES, f"llama.cpp needs {in_words(absent)} of the architecture {shown(architecture)}")
+    known = release_tables.names(_RELEASE, "tensor names")
+    for name, tensor in tensors.items() if _asked_of("needed keys", architecture) else ():
+        pattern = ".".join("0" if part.isdigit() else part for part in name.split("."))
+        if pattern not in known and pattern.rpartition(".")[0] not in known:
+            yield Refusal(Cause.NAMES, f"llama.cpp does not use {shown(name)}, and refuses unused tensors", (name,))
+        sides = shapes.get(pattern.replace("blk.0.", "", 1), ())
+        for side, length in zip(sides, tensor.shape, strict=False) if len(sides) == len(tensor.shape) else ():
+            asked = _product(side, numbers)
+            if asked not in (None, length):
+                sentence = (
+                    f"{shown(name)} has the shape {list(tensor.shape)}, and the metadata asks for {asked} ({side})"
+                )
+                yield Refusal(Cause.SHAPES, sentence, (name,))
 
 
 def _pair_error(inspection: Inspection, pair: evidence.Pair) -> str | None:
@@ -137,27 +153,6 @@ def _asked_of(table: str, architecture: str) -> Mapping[str, Any]:
     """Return what libllama asks of the files of an architecture; empty if no faulty file of it was loaded."""
     asked: Mapping[str, Any] = release_tables.by_type(_RELEASE, "files").get(architecture, {}).get(table, {})
     return asked
-
-
-def _tensors_refused(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield what libllama says of tensors that are absent, that it does not know, or whose shapes differ."""
-    architecture, tensors = inspection.family.architecture, inspection.checkpoint.tensors
-    shapes, numbers = _asked_of("shapes", architecture), _numbers(inspection)
-    if absent := [name for name in _asked_of("needed tensors", architecture) if name not in tensors]:
-        yield Refusal(Cause.NAMES, f"llama.cpp needs {in_words(absent)} of the architecture {shown(architecture)}")
-    known = release_tables.names(_RELEASE, "tensor names")
-    for name, tensor in tensors.items() if _asked_of("needed keys", architecture) else ():
-        pattern = ".".join("0" if part.isdigit() else part for part in name.split("."))
-        if pattern not in known and pattern.rpartition(".")[0] not in known:
-            yield Refusal(Cause.NAMES, f"llama.cpp does not use {shown(name)}, and refuses unused tensors", (name,))
-        sides = shapes.get(pattern.replace("blk.0.", "", 1), ())
-        for side, length in zip(sides, tensor.shape, strict=False) if len(sides) == len(tensor.shape) else ():
-            asked = _product(side, numbers)
-            if asked not in (None, length):
-                sentence = (
-                    f"{shown(name)} has the shape {list(tensor.shape)}, and the metadata asks for {asked} ({side})"
-                )
-                yield Refusal(Cause.SHAPES, sentence, (name,))
 
 
 def _product(side: str, numbers: Mapping[str, int | None]) -> int | None:

@@ -44,7 +44,14 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     kind, pair = known
-    tied = _is_tied(text, kind, pair)
+    if kind == "if stored":
+        tied: bool | None = not pair.has_head
+    elif not kind.startswith("flag"):
+        tied = kind == "embedding"
+    elif FLAG in text.config:
+        tied = bool(text.config[FLAG])
+    else:
+        tied = None if "required" in kind else "default true" in kind
     refusal = _head_refused(read, kind, pair, tied) or shapes_refused(read, text, pair, tied="drops" in kind and tied)
     if refusal is not None:
         return stopped(_LOADER, refusal)
@@ -63,17 +70,6 @@ def _is_mlx(inspection: Inspection, name: str) -> bool:
     """Return whether a table has codes of MLX: 32-bit words under the matrix's own name, beside their scales."""
     tensors = inspection.checkpoint.tensors
     return name in tensors and tensors[name].dtype == "U32" and f"{name.removesuffix('weight')}scales" in tensors
-
-
-def _is_tied(text: TextModel, kind: str, pair: evidence.Pair) -> bool | None:
-    """Return whether the head is the embedding; ``None`` if the config lacks a flag that the model requires."""
-    if kind == "if stored":
-        return not pair.has_head
-    if not kind.startswith("flag"):
-        return kind == "embedding"
-    if FLAG in text.config:
-        return bool(text.config[FLAG])
-    return None if "required" in kind else "default true" in kind
 
 
 def _head_refused(inspection: Inspection, kind: str, pair: evidence.Pair, tied: bool | None) -> Refusal | None:

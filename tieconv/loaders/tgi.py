@@ -17,21 +17,18 @@ def load(inspection: Inspection) -> Loaded:
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     _, pair = known
-    refusal = _refused(inspection, pair)
+    if evidence.flags_agree(inspection) is None:
+        refusal = unknown("the config sets no tie flag or different ones, so the installed transformers decides")
+    elif evidence.class_bias(inspection):
+        refusal = unknown(f"tieconv has no measurement of {_LOADER} for a head bias")
+    elif not pair.has_embedding:
+        refusal = missing([pair.embedding])
+    else:
+        refusal = None if inspection.config.effective or pair.has_head else missing([pair.head])
     if refusal is not None:
         return stopped(_LOADER, refusal)
     model = evidence.PairModel(_LOADER, inspection, pair)
     return model.tied(pair.embedding) if inspection.config.effective else model.untied()
-
-
-def _refused(inspection: Inspection, pair: evidence.Pair) -> Refusal | None:
-    if evidence.flags_agree(inspection) is None:
-        return unknown("the config sets no tie flag or different ones, so the installed transformers decides")
-    if evidence.class_bias(inspection):
-        return unknown(f"tieconv has no measurement of {_LOADER} for a head bias")
-    if not pair.has_embedding:
-        return missing([pair.embedding])
-    return None if inspection.config.effective or pair.has_head else missing([pair.head])
 
 
 _SOURCE = "huggingface/text-generation-inference#2918; its flash_llama_modeling.py and flash_qwen2_modeling.py"

@@ -213,7 +213,11 @@ class Tables:
         dtype = load_dtype(model.inspection)
         without_f16 = model.inspection.family.model_type in release_tables.names("vllm-0.33", "float16 not supported")
         dtype = "BF16" if dtype in ("F32", "F64") or (dtype == "F16" and without_f16) else dtype
-        equal = _equal(model.inspection, pair.embedding, pair.head, dtype)
+        members = {member.name: member for tie in model.inspection.ties for member in tie.members}
+        if pair.embedding not in members or pair.head not in members:
+            equal = None
+        else:
+            equal = evidence.equal_members(model.inspection, members[pair.embedding], members[pair.head], dtype)
         if equal is None:
             return replace(model.untied(), undecided=(pair.embedding, pair.head))
         if not equal:
@@ -245,10 +249,3 @@ class Tables:
         start = name.rpartition(".")[0] if name[-1].isdigit() else name
         names = (name, *self.model.inspection.checkpoint.tensors)
         return any(_NORM.search(each) for each in names if each.startswith(start))
-
-
-def _equal(inspection: Inspection, first: str, second: str, dtype: str | None) -> bool | None:
-    members = {member.name: member for tie in inspection.ties for member in tie.members}
-    if first not in members or second not in members:
-        return None
-    return evidence.equal_members(inspection, members[first], members[second], dtype)

@@ -194,7 +194,10 @@ def _watch(child: int, status: int, result: int, limits: Limits, graph: str, pro
                 elif progress is not None:
                     stage, done, total = mark[1:].split(":")
                     progress(stage, int(done), int(total))
-        if _memory(child) > limits.memory:
+        fields = _proc(child, "statm").split()
+        # Anonymous memory alone: the pages of files that the child maps do not count.
+        memory = (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 2 else 0
+        if memory > limits.memory:
             raise NotRunError(
                 f"{shown(graph)}: {call or 'the measurement'} takes more than {bytes_text(limits.memory)} of memory"
                 f"{_suspect(graph, _LARGE)}",
@@ -260,12 +263,6 @@ def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
 def _cpu(process: int) -> float:
     fields = _proc(process, "stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
-
-
-def _memory(process: int) -> int:
-    """Return the bytes of anonymous memory of a process; the pages of files that it maps do not count."""
-    fields = _proc(process, "statm").split()
-    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 2 else 0
 
 
 def _proc(process: int, name: str) -> str:

@@ -523,25 +523,22 @@ def _libraries(ort: Any, load: Load) -> Cause | None:
     except OSError as error:
         absent = _ABSENT.search(str(error))
         if absent:
-            return _absent(ort, absent[1])
+            library = absent[1]
+            if library.startswith("libcuda.so"):
+                return Cause(f"{library}, a library of the NVIDIA driver, is missing", _DRIVER, "session.no-driver")
+            library_set = "cuDNN" if library.startswith("libcudnn") else f"CUDA {_major(ort) or ''}".rstrip()
+            why = f"{library} of {library_set} is missing, and onnxruntime {ort.__version__} needs it"
+            torch_cuda = _torch_cuda()
+            if library_set != "cuDNN" and torch_cuda and torch_cuda.partition(".")[0] != str(_major(ort)):
+                why += f"; torch installs CUDA {torch_cuda}, which has another major version"
+                return Cause(why, f"{INSTALL} (installs the libraries of both major versions)", "session.cuda-major")
+            return Cause(why, INSTALL, "session.cudnn" if library_set == "cuDNN" else "session.cuda-libraries")
         if "undefined symbol: cu" in str(error):
             return _old_driver(ort, load)
         # onnxruntime supplies the `Provider_` functions, so the loader reports them once all libraries are loaded.
         if "undefined symbol: Provider_" not in str(error):
             return Cause(f"{name} fails to load: {shown(error, 300)}", INSTALL, "session.library")
     return None
-
-
-def _absent(ort: Any, library: str) -> Cause:
-    if library.startswith("libcuda.so"):
-        return Cause(f"{library}, a library of the NVIDIA driver, is missing", _DRIVER, "session.no-driver")
-    library_set = "cuDNN" if library.startswith("libcudnn") else f"CUDA {_major(ort) or ''}".rstrip()
-    why = f"{library} of {library_set} is missing, and onnxruntime {ort.__version__} needs it"
-    torch_cuda = _torch_cuda()
-    if library_set != "cuDNN" and torch_cuda and torch_cuda.partition(".")[0] != str(_major(ort)):
-        why += f"; torch installs CUDA {torch_cuda}, which has another major version"
-        return Cause(why, f"{INSTALL} (installs the libraries of both major versions)", "session.cuda-major")
-    return Cause(why, INSTALL, "session.cudnn" if library_set == "cuDNN" else "session.cuda-libraries")
 
 
 def _torch_cuda() -> str:

@@ -15,7 +15,7 @@ from tieconv.checkpoint.tie_group import Tie
 from tieconv.loaders.load import TRANSFORMERS_4, load
 from tieconv.loaders.loaded import Cause
 from tieconv.plans.config import Document, set_flag
-from tieconv.plans.edits import Edits, files_of, stored, with_text
+from tieconv.plans.edits import Edits, files_of, stored
 from tieconv.plans.guards import again, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Notes, described, judged
 from tieconv.text import count, shown
@@ -53,7 +53,8 @@ def build(
     def drafted(promises: write_plan.Promises) -> write_plan.Plan:
         files = files_of(edits)
         if text is not None:
-            files = with_text(files, text, changes)
+            links = tuple(link for link in files.links if link.name != text.name)
+            files = replace(files, texts=(*files.texts, text), links=links, operations=(*changes, *files.operations))
         kinds = {
             "added": (write_plan.CopyTensor, write_plan.FillTensor, write_plan.ScaleTensor),
             "averaged": (write_plan.AverageTensor,),

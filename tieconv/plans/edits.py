@@ -252,12 +252,6 @@ def _assemble(
     return Files(weights, texts, linked, removed, (*edits.operations, *unchanged))
 
 
-def with_text(files: Files, text: write_plan.OutputText, operations: tuple[write_plan.Operation, ...]) -> Files:
-    """Return ``files`` with one more document that is written instead of linked."""
-    links = tuple(link for link in files.links if link.name != text.name)
-    return replace(files, texts=(*files.texts, text), links=links, operations=(*operations, *files.operations))
-
-
 def index_text(
     edits: Edits, weights: Iterable[write_plan.OutputWeights], removed: list[str]
 ) -> tuple[write_plan.OutputText, ...]:

@@ -53,7 +53,11 @@ def judged(
     ``spared`` are the tensors that the plan drops only to save bytes. With ``forced`` the user accepts every change.
     Raises `RefusedError` if the plan loses values and the user did not ask for that.
     """
-    _refuse_beside(plan, forced)
+    left = [name for name in plan.checkpoint.also_weights if name not in plan.removed]
+    if left and (forced or any(isinstance(operation, _CHANGES) for operation in plan.operations)):
+        problem = f"{shown(left[0])} holds the weights of the same model, and {plan.command} would not change it"
+        advice = "move it to another directory with a copy of config.json, and change both models"
+        refuse(problem, advice, "layout.beside", source=shown(plan.checkpoint.source))
     texts = tuple(note if isinstance(note, str) else note.text for note in notes)
     if before.checkpoint.config is None or plan.changes_nothing:
         return replace(plan, notes=texts)
@@ -103,15 +107,6 @@ def _views(before: Inspection, after: Inspection, plan: write_plan.Plan, asked: 
             if change.before.stored not in swapped and not any(note.covers(release, names) for note in asked):
                 left.append(change)
         yield _View(release, tuple(left), swapped, refusal.sentence if refusal else "")
-
-
-def _refuse_beside(plan: write_plan.Plan, forced: bool) -> None:
-    """Refuse to change the config or values of a model while its files for other loaders stay as they are."""
-    left = [name for name in plan.checkpoint.also_weights if name not in plan.removed]
-    if left and (forced or any(isinstance(operation, _CHANGES) for operation in plan.operations)):
-        problem = f"{shown(left[0])} holds the weights of the same model, and {plan.command} would not change it"
-        hint = "move it to another directory with a copy of config.json, and change both models"
-        refuse(problem, hint, "layout.beside", source=shown(plan.checkpoint.source))
 
 
 def _refuse_in_mlx(before: Inspection, after: Inspection, hint: Hint) -> None:

@@ -157,7 +157,18 @@ def plan_quantised_retie(inspection: Inspection, *, bias: biases.BiasChoice, for
         problem = f"the embedding is quantised, but {shown(name)} is stored as floats, so they are two matrices"
         refuse(problem, separate_hint(inspection), "retie.not-equal")
     if head is not None:
-        notes = _drop(edits, inspection, embedding, head)
+        relation = inspection.quantised.relation if inspection.quantised else None
+        if relation is None or relation.state is not PairState.EQUAL:
+            refuse_unequal(inspection, embedding, head)
+        sources = {(part.role, _leaf(embedding, part.name)): part.name for part in embedding.parts}
+        for part in head.parts:
+            source = sources[part.role, _leaf(head, part.name)]
+            edits.drop_equal(part.name, source, f"equal to {source}, byte for byte")
+        text = (
+            f"the quantised head equals the quantised embedding in {count(len(head.parts), 'part')}: "
+            f"{size(relation.bytes_wasted)} saved"
+        )
+        notes = (Note(text, tuple(part.name for part in head.parts)),)
     document: Document = set_flag(inspection, True)
     if head is not None or document[1]:  # the config of a tied model stays as its quantiser wrote it
         document = config_without_head(inspection, name.removesuffix(".weight"))
@@ -170,22 +181,6 @@ def plan_quantised_retie(inspection: Inspection, *, bias: biases.BiasChoice, for
     )
     hint = Hint("accept it with: ", again(inspection, "retie", survivor="embed", force=True))
     return with_loader_notes(plan, inspection, without_head(tables), forced=force, hint=hint)
-
-
-def _drop(edits: Edits, inspection: Inspection, embedding: QuantisedMatrix, head: QuantisedMatrix) -> Notes:
-    """Drop every part of the head. The write proves each part again."""
-    relation = inspection.quantised.relation if inspection.quantised else None
-    if relation is None or relation.state is not PairState.EQUAL:
-        refuse_unequal(inspection, embedding, head)
-    sources = {(part.role, _leaf(embedding, part.name)): part.name for part in embedding.parts}
-    for part in head.parts:
-        source = sources[part.role, _leaf(head, part.name)]
-        edits.drop_equal(part.name, source, f"equal to {source}, byte for byte")
-    text = (
-        f"the quantised head equals the quantised embedding in {count(len(head.parts), 'part')}: "
-        f"{size(relation.bytes_wasted)} saved"
-    )
-    return (Note(text, tuple(part.name for part in head.parts)),)
 
 
 def _leaf(matrix: QuantisedMatrix, name: str) -> str:
@@ -213,7 +208,12 @@ def plan_quantised_untie(inspection: Inspection, *, bias: biases.BiasChoice, kee
         refuse(sentence, "keep the model tied", "tie.always")
     document: Document = config_with_flag(inspection, False)
     if tables.of(HEAD) is None and float_table(inspection, inspection.family.output_head) is None:
-        head = _copied(edits, embedding, name)
+        parts = []
+        for part in embedding.parts:
+            copied = f"{_module(name)}.{part.name.removeprefix(f'{_module(embedding.name)}.')}"
+            edits.copy(copied, edits.checkpoint.tensors[part.name])
+            parts.append(replace(part, name=copied))
+        head = replace(embedding, role=HEAD, name=name, parts=tuple(parts))
         document = config_with_head(inspection, name.removesuffix(".weight"))
         tables = replace(tables, matrices=(*tables.matrices, head))
     guard_lone_config(inspection, bool(document[1]))
@@ -223,16 +223,6 @@ def plan_quantised_untie(inspection: Inspection, *, bias: biases.BiasChoice, kee
     options = {"bias": str(bias), "keep_flag": "false"}
     plan = build("untie", inspection, edits, False, promises, options=options, notes=notes, document=document)
     return with_loader_notes(plan, inspection, tables, forced=False, hint="keep the model tied")
-
-
-def _copied(edits: Edits, embedding: QuantisedMatrix, head: str) -> QuantisedMatrix:
-    """Copy every part of the embedding to the head's name, and return the head."""
-    parts = []
-    for part in embedding.parts:
-        name = f"{_module(head)}.{part.name.removeprefix(f'{_module(embedding.name)}.')}"
-        edits.copy(name, edits.checkpoint.tensors[part.name])
-        parts.append(replace(part, name=name))
-    return replace(embedding, role=HEAD, name=head, parts=tuple(parts))
 
 
 def _module(name: str) -> str:

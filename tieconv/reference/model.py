@@ -532,23 +532,18 @@ def stored_unread(reference: Reference, reads: EncoderInput, stored: Iterable[st
             values = torch.zeros((1, *reads.shape), dtype=model.dtype)
             token = torch.zeros((1, 1), dtype=torch.int64)
             made = reference.call(**{reads.name: values}, decoder_input_ids=token, use_cache=False)
-            used = _leaves(made.logits.grad_fn)
+            # The parameters that the autograd graph of the result leads to.
+            used, seen, waiting = set(), {None}, [made.logits.grad_fn]
+            while waiting:
+                node = waiting.pop()
+                if node in seen:
+                    continue
+                seen.add(node)
+                if hasattr(node, "variable"):
+                    used.add(id(node.variable))
+                waiting.extend(following for following, _ in node.next_functions)
     finally:
         for parameter, asked in asks.items():
             parameter.requires_grad_(asked)
     unread = {name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) not in used}
     return tuple(name for name, loaded in loaded_names(model, tuple(stored)).items() if loaded in unread)
-
-
-def _leaves(result: Any) -> set[int]:
-    """Return the identities of the parameters that the autograd graph of a result leads to."""
-    leaves, seen, waiting = set(), {None}, [result]
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        waiting.extend(following for following, _ in node.next_functions)
-    return leaves

@@ -317,12 +317,7 @@ def locate(source: str) -> Listing:
             if error.code != "path.not-regular":
                 raise
             raise UnsafePathError(error.message, WANTED, error.code) from error  # the user gave this path
-    entries, special = _walk(root, deep=named is None or named.endswith(".index.json"))
-    return Listing(source, root, named, entries, special)
-
-
-def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the regular files (with sizes in bytes) and the special files. Only the top level unless ``deep``."""
+    deep = named is None or named.endswith(".index.json")
     regular: dict[str, int] = {}
     special: list[str] = []
     for directory, subdirectories, files in os.walk(root, onerror=_raise_unreadable):
@@ -340,7 +335,7 @@ def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
                 special.append(relative)
             else:
                 regular[relative] = size
-    return dict(sorted(regular.items())), tuple(sorted(special))
+    return Listing(source, root, named, dict(sorted(regular.items())), tuple(sorted(special)))
 
 
 MAX_FILES = 100_000

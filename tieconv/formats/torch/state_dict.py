@@ -80,7 +80,12 @@ def find_state(value: object) -> StateDict:
     chosen = max([*own, *(named or places)], key=lambda candidate: candidate.number)
     tensors, extra = _split(chosen.pairs)
     metadata = _metadata(chosen.pairs)
-    joined = _output_layer(chosen, places, tensors)
+    if chosen.path != ("model",):
+        joined = {}
+    else:
+        beside = next((candidate for candidate in places if candidate.path == (_WITH,)), None)
+        layer = _split(beside.pairs)[0] if beside is not None else {}
+        joined = {f"{_WITH}.{name}": tensor for name, tensor in layer.items() if f"{_WITH}.{name}" not in tensors}
     tensors |= joined
     # The keys of further named tensors that are not training state.
     depth = len(chosen.path)
@@ -96,17 +101,6 @@ def find_state(value: object) -> StateDict:
         *_prefixed(tensors),
     ]
     return StateDict(tensors, metadata, tuple(cautions))
-
-
-def _output_layer(
-    chosen: _Candidate, places: list[_Candidate], tensors: dict[str, StoredTensor]
-) -> dict[str, StoredTensor]:
-    """Return the output layer that OpenNMT-py stores beside the model's other tensors, under full names."""
-    if chosen.path != ("model",):
-        return {}
-    beside = next((candidate for candidate in places if candidate.path == (_WITH,)), None)
-    layer = _split(beside.pairs)[0] if beside is not None else {}
-    return {f"{_WITH}.{name}": tensor for name, tensor in layer.items() if f"{_WITH}.{name}" not in tensors}
 
 
 def _candidates(top: Pairs) -> Iterator[_Candidate]:

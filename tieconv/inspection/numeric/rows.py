@@ -250,7 +250,17 @@ def _proof_within(pair: floats.Pair, bounds: Bounds) -> Scaling | None:
     if not (isfinite(interval.low) and isfinite(interval.high)):
         return None
     # At an end of the interval a product may round the other way, but not in the middle.
-    factors = (_likely(interval, pair.left.shape), _middle(interval))
+    # A power of two is likely, or a rounded root of the width, or else the shortest number.
+    shape = pair.left.shape
+    sign = -1.0 if interval.high < 0 else 1.0
+    low, high = sorted((abs(interval.low), abs(interval.high)))
+    inside = Interval(low, high)
+    # The least power of two that is at least ``low`` (positive).
+    mantissa, exponent = frexp(low)
+    named = [ldexp(0.5, exponent if mantissa == 0.5 else min(exponent + 1, 1024)), *_roots(shape[-1] if shape else 1)]
+    shortest = min(_shortest_decimal(inside), _shortest_binary(inside))[1]
+    likely = sign * next((factor for factor in named if factor in inside), shortest)
+    factors = (likely, _middle(interval))
     claims = (_prove(pair, factor) for factor in factors if isfinite(1 / factor))
     return next((claim for claim in claims if claim), None)
 
@@ -264,19 +274,15 @@ def _prove(pair: floats.Pair, factor: float) -> Scaling | None:
             expected = floats.encode(floats.decode(left, source).astype("<f8") * factor, target)
         if np.array_equal(expected, right):
             continue
-        off = _misses(expected, right, target)
+        nan = floats.is_nan(right, target)
+        if (nan != floats.is_nan(expected, target)).any():
+            off = None
+        else:
+            off = np.where(nan, 0, floats.ulp_distance(expected, right, target))
         if off is None or off.max() > 1:
             return None
         max_ulp, exact = max(max_ulp, int(off.max())), False
     return Scaling(pair, factor, max_ulp, exact)
-
-
-def _misses(expected: floats.Array, actual: floats.Array, form: floats.Format) -> floats.Array | None:
-    """Return the distances in ulps, two NaNs counting as equal; ``None`` if only one side is a NaN."""
-    nan = floats.is_nan(actual, form)
-    if (nan != floats.is_nan(expected, form)).any():
-        return None
-    return np.where(nan, 0, floats.ulp_distance(expected, actual, form))
 
 
 # Bound the factor between two arrays, from elements that are finite on both sides.
@@ -362,18 +368,6 @@ def _value(steps: floats.Array, form: floats.Format) -> floats.Array:
     bits = np.minimum(np.abs(steps), form.infinity).astype(form.bits)
     values: floats.Array = np.copysign(floats.decode(bits, form).astype("<f8"), steps)
     return values
-
-
-def _likely(interval: Interval, shape: tuple[int, ...]) -> float:
-    """Return a power of two, a rounded root of the width, or else the shortest number."""
-    sign = -1.0 if interval.high < 0 else 1.0
-    low, high = sorted((abs(interval.low), abs(interval.high)))
-    inside = Interval(low, high)
-    # The least power of two that is at least ``low`` (positive).
-    mantissa, exponent = frexp(low)
-    named = [ldexp(0.5, exponent if mantissa == 0.5 else min(exponent + 1, 1024)), *_roots(shape[-1] if shape else 1)]
-    shortest = min(_shortest_decimal(inside), _shortest_binary(inside))[1]
-    return sign * next((factor for factor in named if factor in inside), shortest)
 
 
 def _roots(width: int) -> list[float]:

@@ -366,23 +366,20 @@ def with_config_sizes(inspection: Inspection, matrix: QuantisedMatrix) -> Quanti
     """Return the matrix, with a fault if its shape is not the config's vocabulary × hidden size."""
     if matrix.shape is None or matrix.faults or inspection.family.knowledge is not Knowledge.TABLE:
         return matrix
-    reason = _misfit(inspection, matrix.shape)
+    rows, columns = matrix.shape
+    sizes = vocabulary_sizes(inspection)
+    if sizes and rows not in sizes.values():
+        listed = ", ".join(f"{shown(path)} {size:,}" for path, size in list(sizes.items())[:4])
+        reason = f"the config says {listed}"
+    else:
+        width = undeclared_width(inspection, columns)
+        reason = f"the config says {shown(width[0])} {width[1]:,}" if width is not None else ""
     if not reason:
         return matrix
     codes = matrix.part("codes")
     names = (codes.name,) if codes else ()
     side = f"{shown(names[0] if names else matrix.name)} is {matrix.shape[0]}×{matrix.shape[1]} unpacked"
     return replace(matrix, faults=(MatrixFault(FaultKind.SHAPE, f"{side}, but {reason}", names),))
-
-
-def _misfit(inspection: Inspection, shape: tuple[int, int]) -> str:
-    rows, columns = shape
-    sizes = vocabulary_sizes(inspection)
-    if sizes and rows not in sizes.values():
-        listed = ", ".join(f"{shown(path)} {size:,}" for path, size in list(sizes.items())[:4])
-        return f"the config says {listed}"
-    width = undeclared_width(inspection, columns)
-    return f"the config says {shown(width[0])} {width[1]:,}" if width is not None else ""
 
 
 _READERS: Mapping[str, Callable[[Values, str, str], ConfigChoice]] = {

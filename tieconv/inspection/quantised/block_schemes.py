@@ -159,11 +159,6 @@ def words(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
-def words_with_gaps(count: int, bits: int) -> int:
-    """Return how many 32-bit words hold ``count`` codes if no code crosses a word."""
-    return -(-count // (32 // bits))
-
-
 # Recognise the block types of ggml, MLX and ONNX Runtime.
 
 # Recognise the block types of ggml. A tensor holds codes and scales together. Source: gguf 0.19.
@@ -226,18 +221,15 @@ def recognise_mlx_modes(module: StoredModule) -> QuantisedMatrix | None:
     if scaled and mode == "affine" and "biases" not in module.tensors:
         faults.lacks("weight", "biases, but its mode is affine", FaultKind.NO_ZERO_POINTS)
     scheme, block = f"MLX {mode}" if mode else "MLX", (1, group) if group else None
-    why = _uncomputed(mode, bits, group, sides)
-    return faults.matrix(scheme, _MLX_MODES_ROLES, bits, shape, block, symmetric=mode != "affine", uncomputed=why)
-
-
-def _uncomputed(mode: str, bits: int | None, group: int | None, sides: tuple[int, int] | None) -> str:
     if sides is None:
-        return "the codes are not a matrix"
-    if mode not in ("affine", *FLOAT_MODES):
-        return f"tieconv does not read the mode {shown(mode)}" if mode else "the config does not say which mode of MLX"
-    if bits is None or group is None:
-        return "neither the config nor the parts tell the width of a code"
-    return "" if bits in _WIDTHS else f"tieconv does not read MLX codes of {bits} bits"
+        why = "the codes are not a matrix"
+    elif mode not in ("affine", *FLOAT_MODES):
+        why = f"tieconv does not read the mode {shown(mode)}" if mode else "the config does not say which mode of MLX"
+    elif bits is None or group is None:
+        why = "neither the config nor the parts tell the width of a code"
+    else:
+        why = "" if bits in _WIDTHS else f"tieconv does not read MLX codes of {bits} bits"
+    return faults.matrix(scheme, _MLX_MODES_ROLES, bits, shape, block, symmetric=mode != "affine", uncomputed=why)
 
 
 def _numbers(module: StoredModule, sides: tuple[int, int] | None) -> tuple[int | None, int | None]:

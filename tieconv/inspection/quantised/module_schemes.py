@@ -27,7 +27,6 @@ from tieconv.inspection.quantised.block_schemes import (
     matrix_sides,
     scale_block,
     words,
-    words_with_gaps,
 )
 from tieconv.text import shown
 
@@ -219,7 +218,8 @@ def _packed_bits(columns: int | None, packed: int) -> int | None:
 
 
 def _packed_widths(columns: int, bits: int) -> tuple[int, int]:
-    return words(columns, bits), words_with_gaps(columns, bits)
+    # The second number is that of words if no code crosses a word.
+    return words(columns, bits), -(-columns // (32 // bits))
 
 
 def _check_scales(module: StoredModule, faults: Faults, shape: tuple[int, int]) -> Sides | None:

@@ -60,7 +60,12 @@ def survey_quantised(inspection: Inspection, reader: ByteReader) -> QuantisedTab
     matrices = tuple(_matrices(inspection, settings, content))
     if not matrices:
         return None
-    relation = _relation(inspection, matrices, reader)
+    tensors = inspection.checkpoint.tensors
+    embedding, head = (_table(inspection, matrices, role, tensors) for role in (EMBEDDING, HEAD))
+    if embedding is None or head is None:
+        relation = None
+    else:
+        relation = relate_tables(embedding, head, tensors, reader, inspection.depth)
     return QuantisedTables(settings.method, settings.path, matrices, relation)
 
 
@@ -85,14 +90,6 @@ def _module(
     parts = {leaf: tensors[stored] for leaf, stored in parts_of(name, tensors)}
     choice = settings.choice(name, role)
     return StoredModule(name, role, parts, content, choice, settings.method, hidden_size(inspection))
-
-
-def _relation(inspection: Inspection, matrices: tuple[QuantisedMatrix, ...], reader: ByteReader) -> PairRelation | None:
-    tensors = inspection.checkpoint.tensors
-    embedding, head = (_table(inspection, matrices, role, tensors) for role in (EMBEDDING, HEAD))
-    if embedding is None or head is None:
-        return None
-    return relate_tables(embedding, head, tensors, reader, inspection.depth)
 
 
 def _table(

@@ -23,8 +23,6 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
-from tieconv.onnx.export.sample_inputs import join_embedding
-from tieconv.onnx.parity.graph_file import CAUSAL
 from tieconv.reference.packages import need, quiet
 from tieconv.text import shown
 
@@ -76,14 +74,6 @@ def embedding_graph(model: Any, opset: int | None) -> Any:
     (argument, *_) = inspect.signature(module.forward).parameters
     ids = torch.tensor([[0, 1, 2], [3, 4, 5]])
     return program_of(export_graph(module, {argument: ids}, opset))
-
-
-def read_rows(made: Any, embedding: Any, causal: int | None) -> None:
-    """Put the graph ``embedding`` before the decoder ``made``, and note the token type ``causal`` in it."""
-    program = program_of(made)
-    join_embedding(program, embedding)
-    if causal is not None:
-        program.metadata_props[CAUSAL] = str(causal)
 
 
 def program_of(made: Any) -> Any:

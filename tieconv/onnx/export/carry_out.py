@@ -29,11 +29,12 @@ from tieconv.execute.verify import Verifier
 from tieconv.execute.write import Syncer, Writer
 from tieconv.onnx.child import Progress, reporting
 from tieconv.onnx.export import adapter as export_adapter
+from tieconv.onnx.export.adapter import program_of
 from tieconv.onnx.export.encoder_decoder import trace_pair
 from tieconv.onnx.export.layouts import GRAPH, STEM, Layout, arrange, arrange_pair, publish_names, published
-from tieconv.onnx.export.sample_inputs import first_pass, kind_of, probe, sample, separate
+from tieconv.onnx.export.sample_inputs import first_pass, join_embedding, kind_of, probe, sample, separate
 from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
-from tieconv.onnx.parity.graph_file import EMBEDDING, Value, read_graphs
+from tieconv.onnx.parity.graph_file import CAUSAL, EMBEDDING, Value, read_graphs
 from tieconv.onnx.parity.measured_pair import Wishes
 from tieconv.onnx.parity.validate import run_parity, run_quantised_parity, stored_gates, stored_quantised_gates
 from tieconv.onnx.quantise import prove_once, quantise_tied
@@ -191,7 +192,11 @@ class Job:
             made = export_adapter.export_graph(reference.model, inputs, options.opset, options.fuse)
         if reads is not None:
             embedding = export_adapter.embedding_graph(reference.model, options.opset)
-            export_adapter.read_rows(made, embedding, reads.causal if reads.blocks else None)
+            causal = reads.causal if reads.blocks else None
+            program = program_of(made)
+            join_embedding(program, embedding)
+            if causal is not None:
+                program.metadata_props[CAUSAL] = str(causal)
         document = export_adapter.save(made, raw)
         arrange(raw, layout)
         # With other names of the cache, transformers would not find the tensors by its document.

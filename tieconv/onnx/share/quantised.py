@@ -439,7 +439,10 @@ def move_dequantisation(model: ir.Model, names: Names) -> None:
         for product in products:
             for node in product.turned:
                 _turn_codes(product, node, names)
-        _remove_unread([lookup, *products])
+        for table in [lookup, *products]:
+            output = table.node.outputs[0]
+            if table.node.graph is not None and not output.uses() and not output.is_graph_output():
+                table.node.graph.remove(table.node, safe=True)
 
 
 def _dequantised(model: ir.Model) -> list[_Codes]:
@@ -514,10 +517,3 @@ def _turn_codes(lookup: _Codes, node: ir.Node, names: Names) -> None:
 
 def _some(value: ir.Value | None) -> Sequence[ir.Value]:
     return () if value is None else (value,)
-
-
-def _remove_unread(dequantised: Sequence[_Codes]) -> None:
-    for lookup in dequantised:
-        output = lookup.node.outputs[0]
-        if lookup.node.graph is not None and not output.uses() and not output.is_graph_output():
-            lookup.node.graph.remove(lookup.node, safe=True)

@@ -52,7 +52,16 @@ def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix
             raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
         if why_not:
             return SessionProof(name, why_not=why_not)
-        copies, casts = _count(staged, dump, matrices)
+        # The CPU provider computes products of F16 in F32. For that it casts a constant once, whatever the graph says.
+        with open_files(staged) as files:
+            graph: graph_model.GraphFile = graph_model.read_graph(str(staged), dump, files)
+            reader = graph_model.GraphBytes(graph, files)
+            stored = [by_rows(entry) for entry in reader.stored(MIN_ELEMENTS)]
+            groups = find_groups(reader, stored)
+            sets = [{member.stored.record.name for member in group.members} for group in groups]
+        ranges_of = {matrix.initializer: _alike(matrix, stored, sets) for matrix in matrices}
+        copies = {name: sum(not wider for wider in ranges.values()) for name, ranges in ranges_of.items()}
+        casts = [name for name, ranges in ranges_of.items() if any(ranges.values())]
     finally:
         for left in (dump, f"{dump}.data"):
             (staged / left).unlink(missing_ok=True)
@@ -108,22 +117,6 @@ def _dump(graph: Path, to: Path, outside: bool) -> str:
         reason = str(error).splitlines()[0].replace(f"{graph.parent}/", "")
         return f"onnxruntime {ort.__version__} cannot load the graph: {reason[:300]}"
     return "" if to.exists() else "onnxruntime did not write an optimized model"
-
-
-def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[dict[str, int], list[str]]:
-    """Return the copies of each matrix, and the matrices that the session also holds in a wider type.
-
-    The CPU provider computes products of F16 in F32. For that it casts a constant once, whatever the graph says.
-    """
-    with open_files(staged) as files:
-        graph: graph_model.GraphFile = graph_model.read_graph(str(staged), dump, files)
-        reader = graph_model.GraphBytes(graph, files)
-        stored = [by_rows(entry) for entry in reader.stored(MIN_ELEMENTS)]
-        groups = find_groups(reader, stored)
-        sets = [{member.stored.record.name for member in group.members} for group in groups]
-    ranges_of = {matrix.initializer: _alike(matrix, stored, sets) for matrix in matrices}
-    copies = {name: sum(not wider for wider in ranges.values()) for name, ranges in ranges_of.items()}
-    return copies, [name for name, ranges in ranges_of.items() if any(ranges.values())]
 
 
 def _alike(
