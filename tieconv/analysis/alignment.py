@@ -344,7 +344,13 @@ def align_models(
     """
     _require_tied(tied)
     if second is not None:
-        _require_another(untied, second)
+        for mine, theirs in ((untied.embed, second.embed), (untied.output, second.output)):
+            if mine.width == theirs.width and mine.rows == theirs.rows and equal_tables(mine, theirs):
+                problem = (
+                    f"{shown(_source(second))} and {shown(_source(untied))} have the same {shown(mine.record.name)}"
+                )
+                hint = Hint("name another untied model with ", option("second"), ", or omit ", option("second"))
+                raise RefusedError(f"{problem}, but the ceilings need a model of another seed", hint)
     references = [untied_tables(model) for model in (untied, second) if model is not None]
     tied_table, ceilings = table_of(tied, tied.embed, "tied table"), references[1] if second is not None else None
     return align(tied_table, references[0], ceilings, exact=exact)
@@ -370,15 +376,6 @@ def untied_tables(subject: Subject) -> Untied:
     return Untied(
         table_of(subject, subject.embed, "input embedding"), table_of(subject, subject.head, "output embedding")
     )
-
-
-def _require_another(untied: Subject, second: Subject) -> None:
-    """Refuse a second model with a table of the first, because the ceilings compare two seeds."""
-    for mine, theirs in ((untied.embed, second.embed), (untied.output, second.output)):
-        if mine.width == theirs.width and mine.rows == theirs.rows and equal_tables(mine, theirs):
-            problem = f"{shown(_source(second))} and {shown(_source(untied))} have the same {shown(mine.record.name)}"
-            hint = Hint("name another untied model with ", option("second"), ", or omit ", option("second"))
-            raise RefusedError(f"{problem}, but the ceilings need a model of another seed", hint)
 
 
 def _require_tied(subject: Subject) -> None:

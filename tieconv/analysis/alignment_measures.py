@@ -576,7 +576,10 @@ def plane(
     rounded = {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()}
     detail = {"table": table.name, "tokens": joined.count, "tokens_shown": len(chosen)}
     measures = (_spread(energies, joined.count, table.width),)
-    return Section(title, _sentence(table.name, energies), measures, rounded, detail)
+    share = energies[:2].sum() / energies.sum() if energies.sum() > 0 else 0.0
+    return Section(
+        title, f"The map shows {share:.0%} of the variance of the rows of {table.name}.", measures, rounded, detail
+    )
 
 
 def _chosen(count: int, first: Array | None) -> Array:
@@ -592,11 +595,6 @@ def _chosen(count: int, first: Array | None) -> Array:
 def _spread_over(places: Array, most: int) -> Array:
     spread: Array = places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)]
     return spread
-
-
-def _sentence(name: str, energies: Array) -> str:
-    share = energies[:2].sum() / energies.sum() if energies.sum() > 0 else 0.0
-    return f"The map shows {share:.0%} of the variance of the rows of {name}."
 
 
 def _spread(energies: Array, rows: int, width: int) -> Measure:

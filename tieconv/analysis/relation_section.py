@@ -138,11 +138,6 @@ def sentence(related: Related) -> str:
             )
         case {"reason": str(reason)}:
             return f"The relation is unknown: {reason}."
-    return _of_class(related)
-
-
-def _of_class(related: Related) -> str:
-    """Return the sentence of a class that has no separate figures."""
     moments = related.moments
     differing = int(np.count_nonzero(moments.unequal))
     left = _left(related)

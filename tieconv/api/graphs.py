@@ -263,7 +263,6 @@ _PARITY = call("parity", Hint("ONNX"), MODEL)
 
 
 def _check_provider(provider: str) -> None:
-    """Raise `ValueError` for a name that is neither a choice nor ``cuda:N``."""
     name, _, number = provider.partition(":")
     if name != "cuda" or not (number.isascii() and number.isdecimal()):
         check_choice("provider", provider, ("auto", "cpu", "cuda"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.opened import Model, inspected, opened
+from tieconv.opened import inspected, opened
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieconv.checkpoint.results.push import Push
-    from tieconv.sources.hub.files import HubFiles
 
 
 def plan_push(
@@ -43,11 +42,18 @@ def plan_push(
 
     repo_path = parse(target)
     require()
-    from tieconv.sources.hub.push import changes, grouped, private
+    from tieconv.sources.hub.files import HubFiles
+    from tieconv.sources.hub.push import changes, grouped, is_private, private, refuse_special
 
     guard_push(os.fspath(directory), repo_path, pull_request)
     with opened(target) as remote, opened(os.fspath(directory)) as local:
-        hub_files = _guarded(directory, remote, local)
+        if not isinstance(remote[1], HubFiles):
+            problem = "a push needs the network, and HF_HUB_OFFLINE is set"
+            raise UnreadableError(problem, "unset HF_HUB_OFFLINE", "hub.offline")
+        if local[0].named:
+            raise RefusedError(f"{shown(directory)} is not a directory", "give the model's directory", "push.directory")
+        refuse_special(local[0].root, (name for name in local[0].special if not is_private(name)))
+        hub_files = remote[1]
         kept_back = private(local[0].entries, include)
         # Only bytes in the local cache are compared; nothing is downloaded for it.
         compares = not hub_files.costly
@@ -74,20 +80,6 @@ def plan_push(
         left_out=left_out,
         states=states,
     )
-
-
-def _guarded(directory: str | Path, remote: Model, local: Model) -> HubFiles:
-    """Return the reader of the repository. Raises if it is out of reach, or if ``directory`` is not one."""
-    from tieconv.sources.hub.files import HubFiles
-    from tieconv.sources.hub.push import is_private, refuse_special
-
-    if not isinstance(remote[1], HubFiles):
-        problem = "a push needs the network, and HF_HUB_OFFLINE is set"
-        raise UnreadableError(problem, "unset HF_HUB_OFFLINE", "hub.offline")
-    if local[0].named:
-        raise RefusedError(f"{shown(directory)} is not a directory", "give the model's directory", "push.directory")
-    refuse_special(local[0].root, (name for name in local[0].special if not is_private(name)))
-    return remote[1]
 
 
 def push(planned: Push) -> Push:

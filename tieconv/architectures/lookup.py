@@ -255,7 +255,6 @@ def _type(config: Mapping[str, object]) -> str:
 
 
 def _model_type(config: Mapping[str, object], part: Record) -> str:
-    """Return the model type of a part in the config, by default the usual one."""
     nested = config.get(part["level"])
     named = nested.get("model_type") if isinstance(nested, Mapping) else None
     return named if isinstance(named, str) and named else str(part["default"])

@@ -119,7 +119,6 @@ def tell(message: str, hint: str) -> None:
 
 
 def _lines(message: str) -> list[str]:
-    """Return the lines of the message: wrapped on a terminal, one line in a pipe."""
     if not sys.stderr.isatty():
         return [f"error: {message}"]
     import shutil

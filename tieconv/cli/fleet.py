@@ -104,7 +104,6 @@ def run_command(arguments: Sequence[str]) -> Answer:
 
 
 def _ended(arguments: Sequence[str]) -> tuple[int, tuple[str, str] | None]:
-    """Return the exit code, and the message and hint of an error."""
     from tieconv.cli import main
 
     verb, *others = arguments
@@ -190,8 +189,31 @@ def verb_command(verb: str) -> click.Command:
     @run_options
     @filter_options
     @shared.common_options
-    def command(runs: str, sources: tuple[str, ...], **options: Any) -> None:
-        _run(verb, sources, runs, **options)
+    def command(
+        sources: tuple[str, ...],
+        runs: str,
+        jobs: int,
+        engine: str,
+        address: str | None,
+        part: tuple[int, int],
+        **choice: Any,
+    ) -> None:
+        options = click.get_current_context().meta[_OPTIONS]
+        _check(verb, options)
+        models = expand(read_lists(sources, sys.stdin.buffer), **choice)
+        began = time.monotonic()
+        with engine_of(engine, address, jobs) as (executor, at_once), fleet_progress(verb) as tick:
+            run = fleet_run(
+                verb, options, run_command, models, runs, part=part, jobs=at_once, tick=tick, executor=executor
+            )
+        without = len(run.unsuccessful) - run.failed
+        ends = [f"{run.failed:,} with exit code 1"] if run.failed else []
+        ends += [f"{without:,} without an answer"] if without else []
+        _tell(run.progress, f"{run.progress.finished - run.progress.unchanged:,} run", ends, began)
+        why = [(each.source, each.failure.message if each.failure else "exit code 1") for each in run.unsuccessful]
+        _name(why, len(why))
+        say(f"results: {shown(os.path.join(runs, verb))}.jsonl")
+        sys.exit(run.exit_code)
 
     help = f"""{VERBS[verb]}
 
@@ -203,32 +225,6 @@ def verb_command(verb: str) -> click.Command:
     0 otherwise.
     """
     return click.command(verb, cls=_VerbCommand, help=help, short_help=VERBS[verb])(command)
-
-
-def _run(
-    verb: str,
-    sources: tuple[str, ...],
-    runs: str,
-    jobs: int,
-    engine: str,
-    address: str | None,
-    part: tuple[int, int],
-    **choice: Any,
-) -> None:
-    options = click.get_current_context().meta[_OPTIONS]
-    _check(verb, options)
-    models = expand(read_lists(sources, sys.stdin.buffer), **choice)
-    began = time.monotonic()
-    with engine_of(engine, address, jobs) as (executor, at_once), fleet_progress(verb) as tick:
-        run = fleet_run(verb, options, run_command, models, runs, part=part, jobs=at_once, tick=tick, executor=executor)
-    without = len(run.unsuccessful) - run.failed
-    ends = [f"{run.failed:,} with exit code 1"] if run.failed else []
-    ends += [f"{without:,} without an answer"] if without else []
-    _tell(run.progress, f"{run.progress.finished - run.progress.unchanged:,} run", ends, began)
-    why = [(each.source, each.failure.message if each.failure else "exit code 1") for each in run.unsuccessful]
-    _name(why, len(why))
-    say(f"results: {shown(os.path.join(runs, verb))}.jsonl")
-    sys.exit(run.exit_code)
 
 
 def _check(verb: str, options: tuple[str, ...]) -> None:

@@ -106,7 +106,15 @@ class Relations:
             reader, (left, right) = readable(self.reader, (a, b))
             same = equal(reader, left.range, right.range)
         if first.scale != second.scale:
-            return self._scaled(a, b, first.scale / second.scale, same)
+            # Nothing differs if B's values are exactly A's times ``factor``, which A's forward pass applies.
+            factor = first.scale / second.scale
+            if same:
+                return Contrast.SCALED, ForwardScale(factor)
+            relation = relate(self.reader, a, b)
+            exact = isinstance(relation, Scaled) and relation.exact and relation.factor == factor
+            if exact and frexp(factor)[0] == 0.5:
+                return None
+            return _CONTRASTS[relation.state], Values(relation, factor)
         if same:
             return None
         return self._unmeasured(a, b) or self._contrast(a, b)
@@ -138,16 +146,6 @@ class Relations:
             sizes = [side.states[name].size if name in side.states else -1 for side in self.sides]
             self.hashes[name] = sizes[0] == sizes[1] >= 0 and same_hash(self.reader.a, self.reader.b, name)
         return self.hashes[name]
-
-    def _scaled(self, a: TensorRecord, b: TensorRecord, factor: float, same: bool) -> Outcome:
-        """Return no difference if B's values are exactly A's times ``factor``, which A's forward pass applies."""
-        if same:
-            return Contrast.SCALED, ForwardScale(factor)
-        relation = relate(self.reader, a, b)
-        exact = isinstance(relation, Scaled) and relation.exact and relation.factor == factor
-        if exact and frexp(factor)[0] == 0.5:
-            return None
-        return _CONTRASTS[relation.state], Values(relation, factor)
 
     def _contrast(self, a: TensorRecord, b: TensorRecord) -> Outcome:
         relation = relate(self.reader, a, b)
@@ -220,7 +218,6 @@ class ParameterNames:
         return self._stored.get(name, name).removeprefix(self._prefix)
 
     def _spelled(self, parameter: str) -> Iterator[str]:
-        """Yield the stored names that become ``parameter``."""
         for known in (self._prefix + parameter, parameter) if self._prefix else (parameter,):
             for name in (known, *self._memory.get(known, ())):
                 if name in self.tensors and self._short(name) == parameter:

@@ -168,7 +168,6 @@ def analyze_toys(out: Path, directory: Path, text: Text, losses: Mapping[str, Lo
 
 
 def _named(subject: Subject, name: str) -> Subject:
-    """Return the model under its final name."""
     evidence = subject.evidence
     return replace(subject, evidence=replace(evidence, checkpoint=replace(evidence.checkpoint, source=name)))
 
@@ -209,7 +208,6 @@ def _held_out(text: Text, losses: Mapping[str, Losses]) -> Iterator[Measure]:
 
 
 def _smooth(losses: tuple[float, ...], points: int = 200) -> tuple[float, ...]:
-    """Return at most ``points`` means of consecutive steps."""
     return tuple(float(part.mean()) for part in np.array_split(np.array(losses), min(points, len(losses))))
 
 

@@ -99,7 +99,21 @@ class _Job:
         try:
             writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._like)
             before = self._write(staging, writer, finished)
-            self._prove(staging, writer, before)
+            full, record = self.target.verify == "full", writer.record
+            verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else lambda _count: None)
+            verifier.names(self._expected(before))
+            check_source_sums(self.plan, self.root, full=full)
+            try:
+                for weights in self.plan.weights:
+                    self._prove_weights(weights, verifier, writer)
+            except VerificationError:
+                blame_source(self.plan, self.root)
+                raise
+            for text in self.plan.texts:
+                verifier.text(text)
+            for companion in record.companions:
+                verifier.companion(companion)
+            self.prove(self._inspectable(staging))
             with tree.writing(self.final.name, staging.held, self.plan.bytes_written):
                 syncer.finish()
         finally:
@@ -157,23 +171,6 @@ class _Job:
         replaced = self.final / name if whole else self.final
         replaces = self.target.overwrite or self.target.in_place
         return first_like(replaced if replaces else None, self.root / name if whole else targets.source_path(self.plan))
-
-    def _prove(self, staging: Staging, writer: Writer, before: Mapping[str, FileState]) -> None:
-        full, record = self.target.verify == "full", writer.record
-        verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else lambda _count: None)
-        verifier.names(self._expected(before))
-        check_source_sums(self.plan, self.root, full=full)
-        try:
-            for weights in self.plan.weights:
-                self._prove_weights(weights, verifier, writer)
-        except VerificationError:
-            blame_source(self.plan, self.root)
-            raise
-        for text in self.plan.texts:
-            verifier.text(text)
-        for name in record.companions:
-            verifier.companion(name)
-        self.prove(self._inspectable(staging))
 
     def _prove_weights(self, weights: OutputWeights, verifier: Verifier, writer: Writer) -> None:
         name = self._staged_name(weights)

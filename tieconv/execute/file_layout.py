@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
@@ -218,7 +219,7 @@ def padding(joined: Iterable[Piece], data_start: int) -> int:
 
 def _gguf(output: write_plan.OutputWeights, header: GgufHeader) -> FileLayout:
     """Return the layout of ``output``, whose source has the header ``header``. Padding is zero."""
-    from tieconv.formats.gguf import START, encode_infos, encode_start
+    from tieconv.formats.gguf import MAGIC, START, encode_infos
 
     starts = aligned_starts(output, header)
     listed = (
@@ -232,7 +233,7 @@ def _gguf(output: write_plan.OutputWeights, header: GgufHeader) -> FileLayout:
         pieces += [Piece(data_start + start + piece.offset, piece.content) for piece in tensor_pieces((tensor,))]
     end = starts[-1] + output.tensors[-1].nbytes if output.tensors else 0
     size = data_start + aligned(end, header.alignment)
-    head = encode_start(header.version, len(output.tensors), header.keys)
+    head = MAGIC + struct.pack("<IQQ", header.version, len(output.tensors), header.keys)
     return FileLayout(size, tuple(pieces), lambda _: [(0, head), (after_entries, infos)])
 
 

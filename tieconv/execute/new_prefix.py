@@ -363,7 +363,11 @@ class _Copy:
             ]
             spans += [(name, 0, ByteRange(name, 0, self.files.size(name))) for name in self.links]
             for name, start, span in spans:
-                self._compare(stored, name, start, span)
+                for done in range(0, span.size, _BLOCK):
+                    end = min(done + _BLOCK, span.size)
+                    copy = self.writer.fetch(name, stored[name], start + done, start + end)
+                    if copy != self.files.fetch(span.file, span.start + done, span.start + end):
+                        raise differs(self.writer.label(name))
         closing = documents(self.plan, lambda name: self.files.fetch(name, 0, self.files.size(name)))
         self.prefix.inspect(stored, closing, reinspect)
         return stored, closing
@@ -372,13 +376,6 @@ class _Copy:
         data = self.writer.fetch(name, stored[name], start, end) if end > start else b""
         if hashlib.sha256(data).digest() != self.digests[name, start, end]:
             raise differs(self.writer.label(name))
-
-    def _compare(self, stored: dict[str, StoredObject], name: str, start: int, span: ByteRange) -> None:
-        for done in range(0, span.size, _BLOCK):
-            end = min(done + _BLOCK, span.size)
-            copy = self.writer.fetch(name, stored[name], start + done, start + end)
-            if copy != self.files.fetch(span.file, span.start + done, span.start + end):
-                raise differs(self.writer.label(name))
 
     def abort(self) -> None:
         for key, upload in self.uploads.items():

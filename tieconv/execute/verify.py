@@ -141,9 +141,9 @@ def _read(written: FileSet, output: write_plan.OutputWeights, name: str) -> Weig
 def _check_header(file: WeightFile, output: write_plan.OutputWeights, name: str) -> None:
     promised = None if output.metadata is None else dict(output.metadata)
     if output.format == "torch":
-        from tieconv.formats.torch.state_dict import torch_metadata  # other formats do not need it
+        from tieconv.formats.torch.state_dict import METADATA  # other formats do not need it
 
-        promised = torch_metadata(promised)
+        promised = {METADATA: promised[METADATA]} if promised and METADATA in promised else None
     if file.metadata != promised:
         _fail(name, "lacks the promised metadata", "header")
     written = {tensor.name: tensor for tensor in file.tensors}

@@ -71,7 +71,6 @@ def _stem(name: str) -> str:
 
 
 def _parts(listing: Listing, name: str) -> tuple[str, ...]:
-    """Return all parts of a split file, given the name of one part."""
     match = _PART.match(name)
     if match is None:
         return (name,)
@@ -124,7 +123,22 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     """
     check_git_file(name, pread(min(size, LARGEST), 0), size)
     cursor = HeaderCursor(pread, size, name, sparse=sparse)
-    version = _version(cursor)
+    if cursor.size < 24:
+        cursor.refuse(f"has {count(cursor.size, 'byte')}, too few for a header", "too-small")
+    magic = cursor.take(4)
+    if magic != MAGIC:
+        kind = _OTHERS.get(magic) or _OTHERS.get(magic[::-1], "a file without the GGUF magic number")
+        cursor.refuse(f"is {kind}, not a GGUF file", "magic", "convert the model again with llama.cpp")
+    version = cursor.natural("<I")
+    if version & 0xFFFF == 0 and version >> 16:
+        hint = (
+            "convert the model again as little-endian; gguf-convert-endian spoils BF16 and codes that gguf 0.19 wrote"
+        )
+        cursor.refuse("is a big-endian GGUF file", "big-endian", hint)
+    if version not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
+        why = f"has GGUF version {version}, but tieconv reads versions {known}"
+        cursor.refuse(why, "version", "convert the model with a current llama.cpp")
     tensors = cursor.counted(MAX_TENSORS, "tensors", least=24)
     keys = cursor.counted(MAX_KEYS, "metadata keys", least=13)
     start = cursor.position
@@ -149,26 +163,6 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     _check_places(records, cursor)
     header = GgufHeader(version, keys, entries, alignment, types, lengths)
     return WeightFile(name, size, min(data_start, size), tuple(records), metadata, gguf=header)
-
-
-def _version(cursor: HeaderCursor) -> int:
-    if cursor.size < 24:
-        cursor.refuse(f"has {count(cursor.size, 'byte')}, too few for a header", "too-small")
-    magic = cursor.take(4)
-    if magic != MAGIC:
-        kind = _OTHERS.get(magic) or _OTHERS.get(magic[::-1], "a file without the GGUF magic number")
-        cursor.refuse(f"is {kind}, not a GGUF file", "magic", "convert the model again with llama.cpp")
-    version = cursor.natural("<I")
-    if version & 0xFFFF == 0 and version >> 16:
-        hint = (
-            "convert the model again as little-endian; gguf-convert-endian spoils BF16 and codes that gguf 0.19 wrote"
-        )
-        cursor.refuse("is a big-endian GGUF file", "big-endian", hint)
-    if version not in VERSIONS:
-        known = " and ".join(map(str, VERSIONS))
-        why = f"has GGUF version {version}, but tieconv reads versions {known}"
-        cursor.refuse(why, "version", "convert the model with a current llama.cpp")
-    return version
 
 
 _Info = tuple[str, tuple[int, ...], int, int]
@@ -393,11 +387,6 @@ TYPES: dict[int, tuple[str, int, int]] = {
 START = 24
 """Bytes before the metadata entries: magic number, version, and the numbers of tensors and entries."""
 _NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
-
-
-def encode_start(version: int, tensors: int, keys: int) -> bytes:
-    """Return the first `START` bytes."""
-    return MAGIC + struct.pack("<IQQ", version, tensors, keys)
 
 
 def encode_infos(tensors: Iterable[tuple[str, tuple[int, ...], str, int]]) -> bytes:

@@ -273,6 +273,7 @@ class Policy:
                 if (deeper or entry.model not in checked or not self._looked_for(entry.rule))
                 and not self._is_deleted(entry, path)
             )
+        # Sorted, so that a text diff shows only what changed.
         ordered = sorted(
             (kept_entries | now).elements(), key=lambda entry: (entry.model, entry.rule, entry.file, entry.tensors)
         )

@@ -112,8 +112,6 @@ _PRELOADED = ["tieconv.opened", "tieconv.checks.registry", "tieconv.sources.rang
 
 @record
 class _Returned(Generic[T]):
-    """What ``work`` returned."""
-
     result: T
 
     def __call__(self) -> T:
@@ -122,8 +120,6 @@ class _Returned(Generic[T]):
 
 @record
 class _Raised:
-    """What ``work`` raised."""
-
     error: Exception
 
     def __call__(self) -> NoReturn:

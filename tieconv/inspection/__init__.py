@@ -70,7 +70,6 @@ def inspect_checkpoint(
 
 
 def _with_quantised(inspection: Inspection, reader: ByteReader) -> Inspection:
-    """Return the inspection with the quantised embedding and head, if it has some."""
     if not _has_codes(inspection.family, inspection.checkpoint.tensors):
         return inspection
     from tieconv.inspection.quantised.survey_quantised import survey_quantised, with_quantised

@@ -17,8 +17,6 @@ from tieconv.text import shown
 
 
 class _Sources(Files, ByteReader, Protocol):
-    """The files of the checkpoint."""
-
     @property
     def bytes_read(self) -> int: ...
 

@@ -196,8 +196,6 @@ def _figures(differences: Difference, *, same_dtype: bool) -> proved.RowFigures:
 
 # Decide whether one matrix is the transpose of another: probe first, then prove over every element.
 
-_PROBES = 64
-
 
 def transposable(a: TensorRecord, b: TensorRecord) -> bool:
     """Return whether ``b`` can be ``a`` transposed by shapes and types: matrices of whole-byte elements."""
@@ -236,7 +234,7 @@ def _places(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Yield the corners, then positions from a fixed linear congruential sequence."""
     yield from ((0, columns - 1), (rows - 1, 0))
     state = rows * columns
-    for _ in range(_PROBES):
+    for _ in range(64):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         yield (state >> 32) % rows, (state >> 8) % columns
 

@@ -66,7 +66,6 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
 
 
 def _with_quantised(inspection: Inspection, reader: ByteReader) -> Inspection:
-    """Return the inspection with the quantised embedding and head, if a graph has some."""
     if not any(graph.quantised for graph in inspection.checkpoint.graphs):
         return inspection
     from tieconv.inspection.quantised.survey_quantised import survey_graphs  # most graphs are not quantised

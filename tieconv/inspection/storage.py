@@ -17,8 +17,6 @@ from tieconv.inspection.view_reader import stream
 from tieconv.sources.digest import Sums, damaged
 from tieconv.sources.strided import StridedRange, row_major
 
-_MOST_PAIRS = 200_000
-
 
 def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
     """Return the use of the storages; ``None`` for a format in which tensors share no bytes."""
@@ -126,7 +124,7 @@ def _kinds(cluster: list[TensorRecord]) -> Iterator[str]:
             if right.range.start >= left.range.end:
                 break
             pairs += 1
-            if pairs > _MOST_PAIRS:
+            if pairs > 200_000:
                 yield "overlap"
                 return
             kind = _kind(left, right)

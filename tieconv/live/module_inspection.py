@@ -67,7 +67,37 @@ def inspect_module(
     model = unwrapped(module)
     evidence_of = partial(_evidence, depth=depth, embed=embed, head=head)
     if is_peft(model):
-        return _with_adapter(model, _judged(model.get_base_model(), base_tensors(model), evidence_of), chosen)
+        base = _judged(model.get_base_model(), base_tensors(model), evidence_of)
+        # The tensors that PEFT saves for the active adapter, under their names in the file.
+        from peft import get_peft_model_state_dict
+
+        whole = model.get_base_model()
+        tables = () if adapter(model).token_rows else (whole.get_input_embeddings(), whole.get_output_embeddings())
+        with warnings.catch_warnings():  # PEFT reports what it adds to the file; the names show it
+            warnings.simplefilter("ignore")
+            state = get_peft_model_state_dict(
+                model,
+                state_dict=model.state_dict(keep_vars=True),
+                adapter_name=model.active_adapter,
+                save_embedding_layers=any(hasattr(table, "base_layer") for table in tables),
+            )
+        parts = live_tensors.capture_state(model, state)
+        file, reader = live_tensors.lay_out(parts)
+        checkpoint = replace(_checkpoint(model, file), adapter=adapter(model), config=None)
+        evidence = replace(inspect_checkpoint(checkpoint, reader, Depth.HEADER), base=base)
+        if chosen:
+            from tieconv.loaders import predict
+
+            evidence = replace(evidence, consumers=predict(evidence, chosen))
+        live = LiveModel(
+            class_name=type(model).__name__,
+            one_object=base.live.one_object if base.live else (),
+            one_storage=base.live.one_storage if base.live else (),
+            saves=True,
+            written=tuple(sorted(entry.name for entry in parts)),
+        )
+        of_base = (finding for finding in base.findings if finding.rule.startswith("TIE"))
+        return replace(evidence, live=live, findings=_in_memory((*run_checks(evidence), *of_base), evidence))
     return _judged(model, live_tensors.capture(model), evidence_of, chosen)
 
 
@@ -106,40 +136,6 @@ def _evidence(view: Captured, depth: Depth, embed: str | None, head: str | None)
     if depth is not Depth.HEADER and not alike and unread.isdisjoint(played):
         evidence = inspect_checkpoint(checkpoint, view.reader, depth, embed=embed, head=head)
     return live_tensors.with_local_shards(evidence, tensors)
-
-
-def _with_adapter(model: Any, base: Inspection, chosen: tuple[Consumer, ...]) -> Inspection:
-    """Return the evidence about the adapter of a model of PEFT, with that about its ``base`` model in memory."""
-    # The tensors that PEFT saves for the active adapter, under their names in the file.
-    from peft import get_peft_model_state_dict
-
-    whole = model.get_base_model()
-    tables = () if adapter(model).token_rows else (whole.get_input_embeddings(), whole.get_output_embeddings())
-    with warnings.catch_warnings():  # PEFT reports what it adds to the file; the names show it
-        warnings.simplefilter("ignore")
-        state = get_peft_model_state_dict(
-            model,
-            state_dict=model.state_dict(keep_vars=True),
-            adapter_name=model.active_adapter,
-            save_embedding_layers=any(hasattr(table, "base_layer") for table in tables),
-        )
-    parts = live_tensors.capture_state(model, state)
-    file, reader = live_tensors.lay_out(parts)
-    checkpoint = replace(_checkpoint(model, file), adapter=adapter(model), config=None)
-    evidence = replace(inspect_checkpoint(checkpoint, reader, Depth.HEADER), base=base)
-    if chosen:
-        from tieconv.loaders import predict
-
-        evidence = replace(evidence, consumers=predict(evidence, chosen))
-    live = LiveModel(
-        class_name=type(model).__name__,
-        one_object=base.live.one_object if base.live else (),
-        one_storage=base.live.one_storage if base.live else (),
-        saves=True,
-        written=tuple(sorted(entry.name for entry in parts)),
-    )
-    of_base = (finding for finding in base.findings if finding.rule.startswith("TIE"))
-    return replace(evidence, live=live, findings=_in_memory((*run_checks(evidence), *of_base), evidence))
 
 
 # Turn a module into checkpoints: one of its tensors in memory, and one of the file that a save writes.

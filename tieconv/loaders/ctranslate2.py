@@ -26,7 +26,6 @@ def load(inspection: Inspection) -> Loaded:
 
 
 def _refused(inspection: Inspection) -> Refusal | None:
-    """Return why the converter fails, or why tieconv makes no claim about the class."""
     family, config = inspection.family, inspection.checkpoint.config_values
     model_type = str(config.get("model_type") or "")
     if model_type not in release_tables.names(_LOADER, "types"):

@@ -46,7 +46,6 @@ def load(inspection: Inspection) -> Loaded:
 
 
 def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Refusal | None:
-    """Return why the builder fails, or why tieconv makes no claim about the architecture."""
     if not architecture:
         return _stop("the builder needs architectures in the config")
     if kind is None:
@@ -75,13 +74,11 @@ def _refused(inspection: Inspection, architecture: str, kind: str | None) -> Ref
 
 
 def _method(inspection: Inspection) -> str:
-    """Return the quantisation method at the top level of the config; empty without one."""
     settings = inspection.checkpoint.config_values.get("quantization_config")
     return str(settings.get("quant_method", "")) if isinstance(settings, Mapping) else ""
 
 
 def _method_refused(inspection: Inspection, architecture: str, method: str) -> Refusal | None:
-    """Return why the builder does not read this quantisation method, or why tieconv makes no claim."""
     if method in _NVIDIA:
         if any(name.startswith("model.language_model.") for name in inspection.checkpoint.tensors):
             return unknown(f"tieconv has no measurement of onnxruntime-genai for {shown(method)} of a composite model")

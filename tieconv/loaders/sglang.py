@@ -83,7 +83,6 @@ def _has_text_flag(inspection: Inspection) -> bool:
 
 
 def _has_key(config: Mapping[str, object], path: str) -> bool:
-    """Return whether the config declares a key; dots separate the levels."""
     key, _, rest = path.partition(".")
     value = config.get(key)
     return key in config and (not rest or (isinstance(value, Mapping) and _has_key(value, rest)))
@@ -119,7 +118,6 @@ class _Tables:
         return self.model.without_head() if self._skips else untied
 
     def refusals(self, loaded: Loaded) -> Iterator[Refusal]:
-        """Yield why SGLang fails at the config or at a stored name."""
         inspection, pair = self.model.inspection, self.model.pair
         if self.kind[0] == "demands false" and self._flag:
             yield Refusal(Cause.CONFIG, f"{_LOADER}'s class requires tie_word_embeddings to be false")

@@ -418,7 +418,6 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def _read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill ``buffer`` from ``offset`` and return the number of bytes."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
     data = read_at(descriptor, len(buffer), offset)

@@ -93,7 +93,17 @@ def _read_one(
 ) -> tuple[GraphRecord, tuple[TensorRecord, ...], tuple[Caution, ...]]:
     wire, model = _open(files, name)
     scope = scope_of(model.graph, model.functions)
-    labels = _labels(wire, scope, model, "" if alone else f"{name}:")
+    prefix = "" if alone else f"{name}:"
+    for inside in scopes(scope):
+        names = Counter(tensor.name for tensor in inside.graph.initializers)
+        if len(names) != len(inside.graph.initializers):
+            wire.refuse(f"holds two initializers named {shown(names.most_common(1)[0][0])}", "repeated-tensor")
+    labels: dict[int, str] = {}
+    used: Counter[str] = Counter()
+    for tensor in _tensors(scope, model):
+        used[tensor.name] += 1
+        number = f"#{used[tensor.name]}" if used[tensor.name] > 1 else ""
+        labels[id(tensor)] = f"{prefix}{tensor.name}{number}"
     _external(wire, model, listing.root, files)
     tensors = tuple(read_tensor(wire, t, labels[id(t)], listing.root, files) for t in _tensors(scope, model))
     roles = find_roles(scope)
@@ -148,21 +158,6 @@ def _tensors(scope: Scope, model: Model) -> Iterator[Tensor]:
     """Yield every initializer and constant once, also those of functions that no node calls."""
     bodies = (inside for body in model.functions for inside in scopes(scope_of(body)))
     yield from {id(tensor): tensor for each in (*scopes(scope), *bodies) for tensor in each.held.values()}.values()
-
-
-def _labels(wire: Wire, scope: Scope, model: Model, prefix: str) -> dict[int, str]:
-    """Return a unique name for each tensor. A name that two branches use gets a number."""
-    for inside in scopes(scope):
-        names = Counter(tensor.name for tensor in inside.graph.initializers)
-        if len(names) != len(inside.graph.initializers):
-            wire.refuse(f"holds two initializers named {shown(names.most_common(1)[0][0])}", "repeated-tensor")
-    labels: dict[int, str] = {}
-    used: Counter[str] = Counter()
-    for tensor in _tensors(scope, model):
-        used[tensor.name] += 1
-        number = f"#{used[tensor.name]}" if used[tensor.name] > 1 else ""
-        labels[id(tensor)] = f"{prefix}{tensor.name}{number}"
-    return labels
 
 
 def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tuple[Latent, ...], int]:

@@ -335,7 +335,29 @@ def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
         if version < 1 or (version > NEWEST_OPSET and domain in STANDARD):
             yield SESSION, f"it imports the unsupported opset {version} of {shown(domain) or 'ai.onnx'}"
     for tensor in model.tensors:
-        yield from _of_tensor(tensor)
+        subject = f"the tensor {shown(tensor.name)}"
+        if tensor.kind not in TYPES and tensor.kind != STRING:
+            yield CHECKER, f"{subject} has the undefined element type {tensor.kind}"
+        fields = {field[0] for field in tensor.typed} | ({_RAW} if tensor.raw is not None else set())
+        for key in tensor.entries if tensor.external else ():
+            if key in _PLACES and not tensor.entries[key]:
+                yield SESSION, f"{subject} has an empty {key} in its external data"
+            elif key not in _PLACES and not key.startswith("prepacked_"):
+                yield SESSION, f"{subject} has the unknown key {shown(key) or '(empty)'} in its external data"
+        if tensor.external and tensor.moved:
+            yield SESSION, f"{subject} has two locations in its external data"
+        if tensor.external and fields:
+            yield CHECKER, f"{subject} has external data and also holds values"
+        elif len(fields) > 1:
+            yield CHECKER, f"{subject} holds its values in two fields"
+        elif tensor.kind == STRING and tensor.raw is not None:
+            yield CHECKER, f"{subject} holds strings as raw bytes"
+        elif tensor.kind == STRING and fields - {_STRINGS}:
+            yield CHECKER, f"{subject} holds strings as numbers"
+        elif not fields and not tensor.external and 0 not in tensor.dims:
+            yield CHECKER, f"{subject} holds no values"
+        elif 0 in tensor.dims and any(kind != BYTES or end > start for _, kind, start, end in tensor.typed):
+            yield CHECKER, f"{subject} has no elements but holds values"
     yield from _of_main(model.graph, model)
     names = frozenset(function.name.rpartition(":")[0] for function in model.functions)
     typed = model.ir_version >= _TYPED
@@ -361,32 +383,6 @@ class _Imports:
     opsets: Mapping[str, int]
     functions: frozenset[str]
     typed: bool
-
-
-def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
-    subject = f"the tensor {shown(tensor.name)}"
-    if tensor.kind not in TYPES and tensor.kind != STRING:
-        yield CHECKER, f"{subject} has the undefined element type {tensor.kind}"
-    fields = {field[0] for field in tensor.typed} | ({_RAW} if tensor.raw is not None else set())
-    for key in tensor.entries if tensor.external else ():
-        if key in _PLACES and not tensor.entries[key]:
-            yield SESSION, f"{subject} has an empty {key} in its external data"
-        elif key not in _PLACES and not key.startswith("prepacked_"):
-            yield SESSION, f"{subject} has the unknown key {shown(key) or '(empty)'} in its external data"
-    if tensor.external and tensor.moved:
-        yield SESSION, f"{subject} has two locations in its external data"
-    if tensor.external and fields:
-        yield CHECKER, f"{subject} has external data and also holds values"
-    elif len(fields) > 1:
-        yield CHECKER, f"{subject} holds its values in two fields"
-    elif tensor.kind == STRING and tensor.raw is not None:
-        yield CHECKER, f"{subject} holds strings as raw bytes"
-    elif tensor.kind == STRING and fields - {_STRINGS}:
-        yield CHECKER, f"{subject} holds strings as numbers"
-    elif not fields and not tensor.external and 0 not in tensor.dims:
-        yield CHECKER, f"{subject} holds no values"
-    elif 0 in tensor.dims and any(kind != BYTES or end > start for _, kind, start, end in tensor.typed):
-        yield CHECKER, f"{subject} has no elements but holds values"
 
 
 def _of_graph(graph: Graph, outer: list[set[str]], imports: _Imports) -> Iterator[Fault]:

@@ -259,7 +259,7 @@ def read(
     keys = stream.load()
     if not isinstance(keys, list) or not all(type(key) is str for key in keys) or len(set(keys)) != len(keys):
         refuse("has no valid list of its storages", "torch.storage-key")
-    # Return the byte range of each storage. Storages follow one another to the end of the file.
+    # Storages follow one another to the end of the file.
     places: dict[str, tuple[int, int]] = {}
     position = stream.position
     for key in keys:

@@ -339,11 +339,6 @@ def _end(count: int, length: int, start: int) -> bytes:
     return wide + struct.pack("<4sHHHHIIH", END, 0, 0, few, few, min(length, _MAX32), min(start, _MAX32), 0)
 
 
-def torch_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return the metadata that a torch file can store: the versions of its modules."""
-    return {METADATA: metadata[METADATA]} if metadata and METADATA in metadata else None
-
-
 def check_writable(name: str, dtype: str) -> None:
     """Raise `UnreadableError` for a dtype that torch does not have."""
     if dtype not in TORCH_NAMES:

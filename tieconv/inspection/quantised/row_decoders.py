@@ -370,8 +370,6 @@ _ULP = 1 + 2.0**-40
 
 
 class _Sums:
-    """The figures of the blocks that were compared."""
-
     def __init__(self) -> None:
         self.largest = self.of_bound = 0.0
         self.squares = self.step_squares = self.value_squares = 0.0

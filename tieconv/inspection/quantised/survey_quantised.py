@@ -196,7 +196,6 @@ def _wasted(embedding: QuantisedMatrix, head: QuantisedMatrix, tensors: Mapping[
 
 
 def _compared(embedding: Table, head: Table, tensors: Mapping[str, TensorRecord], reader: ByteReader) -> PairRelation:
-    """Compare every value. Both matrices are dequantised block by block."""
     shapes = embedding.shape, head.shape
     unread = _unread(embedding) or _unread(head)
     if unread:

@@ -306,22 +306,15 @@ class Lookup:
         nodes = [ir.node("Gather", [target.value, node.inputs[1]], {"axis": 1 - axis if use.flipped else axis})]
         nodes[0].outputs[0].dtype = target.dtype
         if use.flipped:
-            nodes.append(ir.node("Transpose", [nodes[-1].outputs[0]], {"perm": _turn(node, axis)}))
+            # Rows of the transpose (axis 0) arrive as [C, indices…] and must become [indices…, C]; columns the inverse.
+            rank = find.rank_of(node.inputs[1])
+            assert rank is not None
+            perm = [*range(1, rank + 1), 0] if axis == 0 else [rank, *range(rank)]
+            nodes.append(ir.node("Transpose", [nodes[-1].outputs[0]], {"perm": perm}))
             nodes[-1].outputs[0].dtype = target.dtype
         if wanted != target.dtype:
             nodes.append(ir.node("Cast", [nodes[-1].outputs[0]], {"to": int(wanted)}))
         replace_node(node, nodes, target.names)
-
-
-def _turn(node: ir.Node, axis: int) -> list[int]:
-    """Return the permutation that restores the axis order of ``node`` after a Gather on the other axis.
-
-    Rows of the transpose (axis 0) arrive as [C, indices…] and must become [indices…, C]. Columns (axis 1) need the
-    inverse.
-    """
-    rank = find.rank_of(node.inputs[1])
-    assert rank is not None
-    return [*range(1, rank + 1), 0] if axis == 0 else [rank, *range(rank)]
 
 
 class AnyNode:

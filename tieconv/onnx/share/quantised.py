@@ -309,13 +309,11 @@ class _Builder:
         self._replaced, self._names = replaced, names
 
     def add(self, operator: str, inputs: Sequence[ir.Value | None], **attributes: int | str) -> ir.Value:
-        """Append a node and return its output."""
         node = ir.node(operator, inputs, attributes)
         self.nodes.append(node)
         return node.outputs[0]
 
     def constant(self, values: int | Sequence[int], dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
-        """Return a small initializer."""
         return constant(self._replaced, values, self._names, str(values), dtype)
 
 

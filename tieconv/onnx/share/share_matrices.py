@@ -70,7 +70,6 @@ class _Sharing:
     _form: HeadForm | None
 
     def rewrite(self) -> tuple[SharedMatrix, ...]:
-        """Rewrite the graph in place."""
         model = self._file.model
         setting = Setting(self._form or HeadForm.GEMM, opset(model), Names(model), model.graph)
         matrices = share_quantised(self._file, setting.names)

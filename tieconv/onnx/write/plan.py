@@ -119,7 +119,6 @@ class PlannedGraphs(Printed):
         return GraphOutcome(plan, executed=True, verified=True, output=str(target.path), proofs=tuple(proofs))
 
     def _prove(self, new: Path, lone: str | None) -> Iterator[SessionProof]:
-        """Yield the proofs of the graphs that changed."""
         for file in self.files:
             name = lone or file.name
             done = [replace(m, graph=name) for m in self.matrices if m.graph == file.name and m.done]

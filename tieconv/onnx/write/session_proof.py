@@ -182,7 +182,6 @@ class _Control:
     loops: set[str] = field(default_factory=set)
 
     def add(self, label: str, path: tuple[tuple[int, bool], ...]) -> int:
-        """Add an If, and return its number."""
         self.ifs.append((label, path))
         return len(self.ifs) - 1
 

@@ -60,8 +60,6 @@ def _reason(entry: CheckedFinding) -> str:
 
 # The report of `tieconv check` as a table with one row for each model, also for unread models.
 
-_REASON = 100
-
 
 def table(report: CheckReport) -> str:
     """Return a row for each model: verdict, findings by level and rules, or why it was not checked."""
@@ -73,7 +71,7 @@ def table(report: CheckReport) -> str:
 def _row(report: CheckReport, model: CheckedModel) -> tuple[str, ...]:
     name = view.line(model.source)
     if model.failure is not None:
-        return name, "not checked", "", "", "", view.line(model.failure.message, _REASON)
+        return name, "not checked", "", "", "", view.line(model.failure.message, 100)
     levels = view.levels(model.open)
     rules = ", ".join(dict.fromkeys(entry.finding.rule for entry in model.open))
     counts = (str(levels[level]) for level in (Level.ERROR, Level.WARNING, Level.NOTE))

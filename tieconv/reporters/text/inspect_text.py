@@ -352,7 +352,6 @@ def _parts(inspection: Inspection, role: str) -> str:
 
 
 def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
-    """Return the cells for the quantised matrix of a graph in ``role``, or nothing."""
     heads = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
     relation = inspection.quantised.relation if inspection.quantised else None
     compared = relation is not None and relation.state is not quantised_matrix.PairState.UNREAD

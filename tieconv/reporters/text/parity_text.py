@@ -113,7 +113,6 @@ def _lost(kind: str, entry: parity.Lost) -> tuple[str, ...]:
 
 
 def _cases(cases: Iterable[parity.Case]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each shape, with the worst of its seeds."""
     yield ("batch", "sequence", "past", "padding", "n", "relative RMS", "torch's", "ratio", "max ratio", "top-1", "KL")
     shapes: dict[tuple[object, ...], list[parity.Case]] = {}
     for case in cases:

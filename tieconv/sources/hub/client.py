@@ -258,24 +258,19 @@ def look_up(client: Client, source: str, repo_path: RepoPath) -> Snapshot:
         if len(files) > MAX_FILES:
             hint = "fetch one model with hf download and give its directory"
             raise UnreadableError(f"{shown(source)} holds more than {MAX_FILES:,} files", hint, "hub.too-large")
-    below, named, stored = _at(source, repo_path.path, files)
+    if repo_path.path in files:
+        directory, _, name = repo_path.path.rpartition("/")
+    else:
+        directory, name = repo_path.path, ""
+    below = f"{directory}/" if directory else ""
+    named = name or None
+    stored = {name.removeprefix(below): file for name, file in files.items() if name.startswith(below)}
+    if repo_path.path and not stored:
+        raise UnreadableError(f"{shown(source)}: no such file in the repository", "check the path", "hub.no-file")
     deep = named is None or named.endswith(".index.json")
     entries = {name: stored[name].size for name in sorted(stored) if deep or "/" not in name}
     root = f"hf://{repo_path.repo}@{commit}/{below}".removesuffix("/")
     return Snapshot(repo_path.repo, commit, Listing(source, root, named, entries, ()), stored, below)
-
-
-def _at(source: str, path: str, stored: dict[str, Stored]) -> tuple[str, str | None, dict[str, Stored]]:
-    """Return the directory of ``path``, the file name in it (or ``None``), and the stored files below it."""
-    if path in stored:
-        directory, _, named = path.rpartition("/")
-    else:
-        directory, named = path, ""
-    below = f"{directory}/" if directory else ""
-    inside = {name.removeprefix(below): file for name, file in stored.items() if name.startswith(below)}
-    if path and not inside:
-        raise UnreadableError(f"{shown(source)}: no such file in the repository", "check the path", "hub.no-file")
-    return below, named or None, inside
 
 
 def _malformed(source: str, why: str) -> UnreadableError:
