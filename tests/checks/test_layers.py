@@ -360,6 +360,7 @@ EXPERTS = {
     for expert in range(3)
     for number in (1, 2, 3)
 }
+EXPERTS |= {f"model.layers.{layer}.block_sparse_moe.gate.weight": matrix() for layer in range(2)}
 MOE_WHOLE = {**llama(), **NORM, **layers(range(2)), **EXPERTS}
 SECOND_EXPERTS = "model.layers.1.block_sparse_moe.experts."
 DENSE = "model.layers.0.mlp.experts."
@@ -409,6 +410,16 @@ MISSING_EXPERTS: dict[str, tuple[Config, Tensors, str]] = {
         without(MOE_WHOLE, SECOND_EXPERTS),
         f"{SECOND_EXPERTS.rstrip('.')} is not stored, but other layers have them. "
         "transformers fills it with untrained values.",
+    ),
+    "a layer that the config makes dense": (
+        {**MIXTRAL, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "mlp_only_layers": [1]},
+        {
+            **without(
+                {name.replace("block_sparse_moe", "mlp"): value for name, value in MOE_WHOLE.items()}, DENSE[:-8]
+            ),
+            **{f"{DENSE[:-8]}{part}_proj.weight": matrix() for part in ("down", "gate", "up")},
+        },
+        "",
     ),
     "a dense layer of a class whose layers differ": (
         {**MOE, "num_hidden_layers": 2},

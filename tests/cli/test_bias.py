@@ -449,7 +449,7 @@ def test_a_cut_asked_for_by_number_needs_the_tokenizer_too(sized, tmp_path: Path
     assert vocab_size(tmp_path / "out") == 185
 
 
-def test_rows_that_a_config_needs_are_never_cut(sized, tmp_path: Path) -> None:
+def test_rows_that_a_config_needs_are_never_cut(sized, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers fails to load such a model, or generates with an id without a row."""
     folder = sized("llama-untied", tokens=180)
     generation, rows = folder / "generation_config.json", 192
@@ -470,6 +470,15 @@ def test_rows_that_a_config_needs_are_never_cut(sized, tmp_path: Path) -> None:
             assert sentence in refused("resize --to 180", folder, "-o", tmp_path / "out")
         else:
             ok("resize --to 180", folder, "-o", tmp_path / f"out{number}")
+    # A default of the class counts only if config.json names no id.
+    generation.write_text("{}")
+    unnamed = {key: value for key, value in config.items() if not key.endswith("_token_id")}
+    whisper = {"vision_config": {"model_type": "whisper"}}
+    monkeypatch.setattr("tieconv.inspection.token_ids.default_ids", lambda model_type: {181})
+    (folder / "config.json").write_text(json.dumps(unnamed | whisper))
+    assert "a default of model_type" in refused("resize --to 180", folder, "-o", tmp_path / "out")
+    (folder / "config.json").write_text(json.dumps(unnamed | whisper | {"eos_token_id": 5}))
+    ok("resize --to 180", folder, "-o", tmp_path / "named")
     assert not (tmp_path / "out").exists()
     generation.write_text("{")
     assert "generation_config.json could not be read" in refused("resize --to 180", folder, "-o", tmp_path / "out")

@@ -279,13 +279,15 @@ def test_overwrite_says_what_goes(model: Path, tmp_path: Path) -> None:
     assert removal_notes(models.retie(model), Target(out, overwrite=True)) == ()
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "org/a--modeling_a.Model"}}))
-    gone = ["LICENSE", "added_tokens.json", "model.fp16.safetensors", "modeling_a.py", "onnx/model_q4.onnx"]
-    (out / "onnx").mkdir()
+    gone = ["1_Pooling/config.json", "LICENSE", "additional_chat_templates/rag.jinja", "model.fp16.safetensors",
+            "modeling_a.py", "onnx/model_q4.onnx", "tf_model.h5"]  # fmt: skip
+    for name in ("1_Pooling", "additional_chat_templates", "onnx"):
+        (out / name).mkdir()
     for name in gone:
         (out / name).write_text("x")
     written = execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
-    assert written == (f"{out} is replaced and loses 5 files that the new model lacks: "
-                       f"{', '.join(gone[:3])}, … and 2 more",)  # fmt: skip
+    assert written == (f"{out} is replaced and loses 7 files that the new model lacks: "
+                       f"{', '.join(gone[:3])}, … and 4 more",)  # fmt: skip
     assert models.files_under(out) == models.files_under(model)
     (out / "onnx").mkdir()
     (out / "model.safetensors").rename(out / "onnx" / "model.onnx")

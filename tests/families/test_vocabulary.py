@@ -117,6 +117,18 @@ def test_an_added_token_without_a_row(tmp_path: Path, name: str, document: objec
     assert all(finding.remedy and f"--to {needed} --fill mean" in finding.remedy.command for finding in found)
 
 
+def test_two_vocabularies_are_no_missing_row(tmp_path: Path) -> None:
+    """The padding and the tokenizer of an encoder with more rows than the decoder have a row there."""
+    config = transformers.MarianConfig(
+        vocab_size=60, decoder_vocab_size=40, share_encoder_decoder_embeddings=False, d_model=16, encoder_layers=1,
+        decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2,
+        pad_token_id=39, decoder_start_token_id=39, max_position_embeddings=32,
+    )  # fmt: skip
+    transformers.MarianMTModel(config).save_pretrained(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"<x>": 59}')
+    assert "VOC003" not in {finding.rule for finding in inspect(tmp_path).findings}
+
+
 @pytest.mark.parametrize("value", ["64", True, 64.0], ids=repr)
 def test_every_config_refuses_a_size_that_is_no_whole_number(value: object) -> None:
     """VOC001 and the rows of loaders say so of each key that a class of the table declares."""

@@ -257,11 +257,11 @@ def predicted_tokens(inspection: Inspection) -> tuple[str, int] | None:
 def tokens_without_row(inspection: Inspection) -> tuple[tuple[str, int], ...]:
     """Return the padding token and the last id of the tokenizer, if the embedding has no row for them.
 
-    Empty if the config does not fit the embedding, or may count other rows.
+    Empty if the config does not fit the embedding, or counts two vocabularies.
     """
     embedding = inspection.head.input_embedding
     rows = vocabulary_rows(inspection).get(embedding.name if embedding else "")
-    if rows is None or not vocabulary_sizes(inspection) or sizes_disagree(inspection):
+    if rows is None or len({*vocabulary_sizes(inspection).values()}) != 1 or sizes_disagree(inspection):
         return ()
     level, pad = inspection.family.text_level, text_config(inspection).get("pad_token_id")
     pads = ((f"{level}.pad_token_id".lstrip("."), pad),) if type(pad) is int and pad >= rows else ()

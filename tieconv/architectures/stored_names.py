@@ -256,17 +256,23 @@ def _missing_experts(
 ) -> Iterator[Missing]:
     """Yield the experts that a layer lacks, and the matrices that one of its experts lacks.
 
-    ``config`` is the level of the config that counts the layers. If the layers differ, one may have no experts at all.
+    ``config`` is the level of the config that counts the layers. A layer without experts may be dense: it then has
+    another matrix in their place.
     """
     key = next((key for key in _EXPERT_COUNTS if type(config.get(key)) is int), "")
     total = config.get(key)
     assert total is None or isinstance(total, int)
     none, absent, partial = list[str](), list[str](), list[str]()
     by_layer = {number: _experts(names) for number, names in layers.items()}
-    starts = {start for experts in by_layer.values() for start in experts} if entry.alike else ()
+    beside: dict[str, set[str]] = {}
+    for number, experts in by_layer.items():
+        for start in experts if entry.alike else ():
+            beside.setdefault(start, set()).update(_beside(start, layers[number]))
     for number, experts in by_layer.items():
         begin = f"{entry.begin}{number}."
-        none += [f"{begin}{start.rstrip('.')}" for start in sorted(starts) if start not in experts]
+        for start, names in beside.items():
+            if start not in experts and (left := _beside(start, layers[number])) and left <= names:
+                none.append(f"{begin}{start.rstrip('.')}")
         for start, stored in experts.items():
             expected = range(min(total or 0, _MOST_LAYERS) or max(stored) + 1)
             absent += [f"{begin}{start}{expert}" for expert in expected if expert not in stored]
@@ -283,6 +289,12 @@ def _missing_experts(
         yield Missing(counted, absent, experts=True)
     if partial:
         yield Missing(f"the other experts have {'it' if len(partial) == 1 else 'them'}", partial, experts=True)
+
+
+def _beside(start: str, names: Collection[str]) -> set[str]:
+    """Return the names in the module of the experts that are not theirs, such as the router."""
+    module = start.removesuffix("experts.")
+    return {name for name in names if name.startswith(module) and not name.startswith(start)}
 
 
 def _experts(names: Collection[str]) -> dict[str, dict[int, set[str]]]:

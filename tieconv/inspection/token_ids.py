@@ -177,11 +177,14 @@ def fed_ids(config: Mapping[str, object], generation: Mapping[str, object], rows
 
 
 def needed_ids(config: Mapping[str, object], generation: Mapping[str, object]) -> Iterator[tuple[str, int]]:
-    """Yield each id that a config needs a row for, after the file and the key."""
+    """Yield each id that a config needs a row for, after the file and the key.
+
+    The defaults of the class count only if config.json names no id. The table does not say which key each is for.
+    """
     for name, document in (("config.json", config), (GENERATION, generation)):
         for key, number in _named(document, _SAMPLED_KEYS):
             yield f"{shown(key)} in {name}", number
-    for model_type in _model_types(config):
+    for model_type in () if any(_named(config, _KEYS)) else _model_types(config):
         for number in default_ids(model_type):
             yield f"a default of model_type {shown(model_type)}", number
 
