@@ -105,6 +105,15 @@ def test_a_padding_token_without_a_row(tmp_path: Path, name: str) -> None:
             },
             None,
         ),
+        (
+            "tokenizer_config.json",
+            {
+                "image_token": {"__type": "AddedToken", "content": "<x>"},
+                "audio_token": ["<y>"],
+                "added_tokens_decoder": {str(zoo.VOCAB): {"content": "<x>"}},
+            },
+            None,
+        ),
         ("tokenizer_config.json", [], None),
     ],
 )
@@ -129,6 +138,7 @@ def test_two_vocabularies_are_no_missing_row(tmp_path: Path) -> None:
     assert "VOC003" not in {finding.rule for finding in inspect(tmp_path).findings}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("value", ["64", True, 64.0], ids=repr)
 def test_every_config_refuses_a_size_that_is_no_whole_number(value: object) -> None:
     """VOC001 and the rows of loaders say so of each key that a class of the table declares."""

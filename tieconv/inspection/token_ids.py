@@ -303,7 +303,8 @@ def added_rows(files: Files, names: Mapping[str, int]) -> int:
     document = content.document(CONFIG)
     extra = document.get("extra_special_tokens")
     levels = (document, extra if isinstance(extra, Mapping) else {})
-    media = {text for level in levels for key, text in level.items() if _MEDIA.fullmatch(key)}
+    named = (value for level in levels for key, value in level.items() if _MEDIA.fullmatch(key))
+    media = {str(value.get("content") if isinstance(value, Mapping) else value) for value in named}
     return max((number + 1 for number, text in content.added.items() if text not in media), default=0)
 
 
