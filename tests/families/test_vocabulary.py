@@ -126,6 +126,16 @@ def test_an_added_token_without_a_row(tmp_path: Path, name: str, document: objec
     assert all(finding.remedy and f"--to {needed} --fill mean" in finding.remedy.command for finding in found)
 
 
+def test_the_rows_of_a_boolean_size(tmp_path: Path) -> None:
+    """transformers 4.57 loads one layer where the config says true, and fails for text: it has no row for the first."""
+    zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for value, outcome in ((True, "unknown"), ("2", "error")):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": value}))
+        rows = {row.version: str(row.outcome) for row in inspect(tmp_path, consumers="transformers").consumers}
+        assert (rows["4.57"], rows["5.x"]) == (outcome, "error")
+
+
 def test_two_vocabularies_are_no_missing_row(tmp_path: Path) -> None:
     """The padding and the tokenizer of an encoder with more rows than the decoder have a row there."""
     config = transformers.MarianConfig(

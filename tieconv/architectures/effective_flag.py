@@ -304,19 +304,17 @@ SIZES = (
 )  # fmt: skip
 
 
-def odd_size(inspection: Inspection) -> str:
-    """Say which size of the config is text, a boolean or a decimal number; often "".
+def odd_size(inspection: Inspection) -> tuple[object, str]:
+    """Return the first size of the config that is text, a boolean or a decimal number, and a sentence; often "".
 
-    Every config class of transformers 5.23 and 5.24 with such a key refuses all three (measured: 491 classes).
+    Every config class of transformers 5.23 with such a key refuses all three (measured: 575 classes).
     """
-    if inspection.family.knowledge is not Knowledge.TABLE or inspection.checkpoint.format == "gguf":
-        return ""
     values, level = text_config(inspection), inspection.family.text_level
     key = next((key for key in SIZES if isinstance(values.get(key), str | bool | float)), None)
-    if key is None:
-        return ""
+    if key is None or inspection.family.knowledge is not Knowledge.TABLE or inspection.checkpoint.format == "gguf":
+        return None, ""
     path = f"{level}.{key}".lstrip(".")
-    return f"{shown(path)} in the config is {shown(json.dumps(values[key]))}, not a whole number"
+    return values[key], f"{shown(path)} in the config is {shown(json.dumps(values[key]))}, not a whole number"
 
 
 def undeclared_width(inspection: Inspection, columns: int) -> tuple[str, int] | None:

@@ -231,14 +231,16 @@ def _every_layer(inspection: Inspection) -> Iterator[Missing]:
     Another name may hold a layer: then nothing is claimed.
     """
     checkpoint, family = inspection.checkpoint, inspection.family
-    if not family.trusted or checkpoint.unread or checkpoint.adapter is not None or not _is_large(inspection):
+    if not family.trusted or checkpoint.unread or checkpoint.adapter is not None or not checkpoint.tensors:
         return
     start, key, _, beside, _ = next(iter(layer_lists(family)), ("", "", False, (), ()))
     level, _, name_of_total = key.rpartition(".")
     total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)
     parent = start[: start.rstrip(".").rfind(".") + 1]
     known = {*known_names(family), *(f"{parent}{name}" for name in beside)}
-    if type(total) is int and 0 < total <= _MOST_LAYERS and all(name in known for name in checkpoint.tensors):
+    if type(total) is not int or not 0 < total <= _MOST_LAYERS:
+        return
+    if known.issuperset(checkpoint.tensors) and _is_large(inspection):
         absent = [f"{start}{number}" for number in range(total)]
         yield Missing(f"the config says {count(total, 'layer')} ({key})", absent)
 

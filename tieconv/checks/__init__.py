@@ -49,7 +49,7 @@ def is_plain(inspection: Inspection) -> bool:
         and (bias is None or bias.state is BiasState.ABSENT)
         and all(map(_is_stored_once, inspection.ties))
         and not unexplained(inspection)
-        and not odd_size(inspection)
+        and not odd_size(inspection)[1]
         and not tokens_without_row(inspection)
         and not any(missing_layers(inspection))
         and not any(surplus_layers(inspection))

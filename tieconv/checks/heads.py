@@ -644,7 +644,7 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     the weights were saved with.
     """
     outcome = "transformers cannot load the model, or it fills the matrices with random values."
-    if problem := odd_size(inspection):
+    if problem := odd_size(inspection)[1]:
         yield rows.finding(f"{problem}. transformers 5 refuses to load the config. Correct it in config.json.")
     columns = {name: inspection.checkpoint.tensors[name].shape[1] for name in vocabulary_rows(inspection)}
     widths = {name: undeclared_width(inspection, count) for name, count in columns.items()}

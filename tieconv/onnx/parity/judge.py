@@ -97,7 +97,7 @@ class Judged:
     def verdict(self, gates: Sequence[parity.Gate], measured: str) -> tuple[parity.Verdict, str]:
         """Return the verdict of ``gates``, and why they do not judge the graph if they do not.
 
-        Without the gate ``measured`` there is no agreement.
+        A report that lacks the gate ``measured`` fails.
         """
         states = {gate.state: gate for gate in reversed(gates)}
         if "failed" in states:
