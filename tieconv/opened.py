@@ -94,7 +94,7 @@ def inspected(
     if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
     # These files are small enough for each inspection; a remote one costs a request.
-    elif not hasattr(files, "client") and {"added_tokens.json", "tokenizer_config.json"} & checkpoint.companions.keys():
+    elif not hasattr(files, "client") and any("token" in name for name in checkpoint.companions):
         from tieconv.inspection.token_ids import added_rows  # not every directory has a tokenizer
 
         evidence = replace(evidence, added_rows=added_rows(files, checkpoint.companions))

@@ -20,6 +20,7 @@ from tieconv.architectures.effective_flag import SIZES, vocabulary_sizes, word_s
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
 
 COMPOSITES = (
     "EvollaForProteinText2Text", "GraniteSpeechForConditionalGeneration", "InstructBlipForConditionalGeneration",
@@ -86,6 +87,8 @@ def test_a_padding_token_without_a_row(tmp_path: Path, name: str) -> None:
     for number, rules in ((zoo.VOCAB - 1, []), (zoo.VOCAB, ["VOC003"])):
         (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": number}))
         assert [finding.rule for finding in inspect(tmp_path).findings] == rules
+        rows = inspect(tmp_path, consumers="transformers").consumers
+        assert all((str(row.outcome) == "unknown") == bool(rules) for row in rows)
         expected = pytest.raises((AssertionError, ValueError), match="adding_idx") if rules else nullcontext()
         with expected:
             zoo.model_class(name).from_pretrained(tmp_path)
@@ -115,6 +118,9 @@ def test_a_padding_token_without_a_row(tmp_path: Path, name: str) -> None:
             None,
         ),
         ("tokenizer_config.json", [], None),
+        ("tokenizer.json", {"added_tokens": [{"id": zoo.VOCAB, "content": "<x>"}]}, zoo.VOCAB + 1),
+        ("tokenizer.json", {"added_tokens": [{"id": zoo.VOCAB - 1, "content": "<x>"}, {"id": "9"}, []]}, None),
+        ("tokenizer.json", {"model": {"vocab": {"x": 0}}, "added_tokens": [{"id": zoo.VOCAB, "content": "<x>"}]}, None),
     ],
 )
 def test_an_added_token_without_a_row(tmp_path: Path, name: str, document: object, needed: int | None) -> None:
@@ -124,6 +130,21 @@ def test_an_added_token_without_a_row(tmp_path: Path, name: str, document: objec
     found = inspect(tmp_path).findings
     assert [finding.rule for finding in found] == ["VOC003"] * bool(needed)
     assert all(finding.remedy and f"--to {needed} --fill mean" in finding.remedy.command for finding in found)
+
+
+def test_an_added_token_of_a_saved_tokenizer(tmp_path: Path) -> None:
+    """transformers 5 lists added tokens in tokenizer.json alone. Its vocabulary, behind them, is not read."""
+    zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
+    vocabulary = {f"w{number}": number for number in range(zoo.VOCAB)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    for added, rules in ([], []), (["<x>", "<y>"], ["VOC003"]):
+        tokenizer.add_tokens(added)
+        tokenizer.save_pretrained(tmp_path)
+        text = (tmp_path / "tokenizer.json").read_text()
+        (tmp_path / "tokenizer.json").write_text(text.replace('"w1": 1', '"w1": "not read"'))
+        assert [finding.rule for finding in inspect(tmp_path).findings] == rules
+        assert inspect(tmp_path).added_rows == bool(added) * (zoo.VOCAB + 2)
 
 
 def test_the_rows_of_a_boolean_size(tmp_path: Path) -> None:

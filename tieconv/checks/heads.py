@@ -718,9 +718,9 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     """The embedding has no row for a token of the tokenizer or for the padding token.
 
     ## What it does
-    Compares the rows of the embedding with `pad_token_id` in the config. In a local directory it also reads the ids in
-    `added_tokens.json` and `tokenizer_config.json`. It passes over tokens of images and sounds, and remote
-    tokenizers. It does not read `tokenizer.json`, where transformers 5 stores added tokens.
+    Compares the rows of the embedding with `pad_token_id` in the config. In a local directory it also reads the ids of
+    added tokens in `tokenizer.json`, `added_tokens.json` and `tokenizer_config.json`. It passes over tokens of images and
+    sounds, and remote tokenizers.
 
     ## Why it matters
     A text with such a token ends in an `IndexError`, or in an assertion on a GPU.

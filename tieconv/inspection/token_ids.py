@@ -236,6 +236,9 @@ _LARGEST = 1 << 31
 TOKENIZER, VOCABULARY, WORDS = "tokenizer.json", "vocab.json", "vocab.txt"
 ADDED, CONFIG, SPECIAL = "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"
 
+WITH_ADDED = (TOKENIZER, ADDED, CONFIG)
+"""The files that list added tokens."""
+
 _UNREAD = ("*.model", "*.spm", "*.tiktoken", "*.codes", "*.vocab", "tekken.json", "dict.txt", "vocab-*.json",
            "tokenizer.*.json", "emoji.json", "entity_vocab.json", "word_shape.json",
            "word_pronunciation.json")  # fmt: skip
@@ -275,10 +278,13 @@ class TokenizerFiles:
         return tuple(vocabulary for vocabulary in (self.model, self.vocabulary, self.words) if vocabulary)
 
 
-def read_files(files: Files, names: Mapping[str, int]) -> TokenizerFiles:
-    """Read the tokenizer's files among ``names``. Malformed and too large files raise no error."""
+def read_files(files: Files, names: Mapping[str, int], *, vocabulary: bool = True) -> TokenizerFiles:
+    """Read the tokenizer's files among ``names``. Malformed and too large files raise no error.
+
+    Without ``vocabulary``, tokenizer.json is read up to its vocabulary: tokenizers writes the added tokens before it.
+    """
     top = sorted(name for name in names if "/" not in name)
-    reader = _Reader(files)
+    reader = _Reader(files, vocabulary)
     content = reader.content
     for name, read in reader.readers.items():
         if name in names:
@@ -297,9 +303,9 @@ _MEDIA = re.compile("(image|audio|video|boi|eoi|boa|eoa)_token")
 def added_rows(files: Files, names: Mapping[str, int]) -> int:
     """Return the rows that the added tokens need, without those of images and sounds; 0 if none are listed.
 
-    Only the small files are read. Text models of Gemma 3 have a token for images without a row.
+    No vocabulary is read. Text models of Gemma 3 have a token for images without a row.
     """
-    content = read_files(files, {name: names[name] for name in (ADDED, CONFIG) if name in names})
+    content = read_files(files, {name: names[name] for name in WITH_ADDED if name in names}, vocabulary=False)
     document = content.document(CONFIG)
     extra = document.get("extra_special_tokens")
     levels = (document, extra if isinstance(extra, Mapping) else {})
@@ -311,8 +317,9 @@ def added_rows(files: Files, names: Mapping[str, int]) -> int:
 class _Reader:
     """Reads each file into ``content``. The methods raise `UnreadableError`."""
 
-    def __init__(self, files: Files) -> None:
-        self._files, self._allowance, self.content = files, Allowance(), TokenizerFiles()
+    def __init__(self, files: Files, vocabulary: bool) -> None:
+        self._files, self._vocabulary_too = files, vocabulary
+        self._allowance, self.content = Allowance(), TokenizerFiles()
         self.readers: dict[str, Callable[[str], None]] = {
             TOKENIZER: self._tokenizer,
             VOCABULARY: self._vocabulary,
@@ -324,9 +331,15 @@ class _Reader:
 
     def _tokenizer(self, name: str) -> None:
         model: dict[int, str] = {}
+
+        def take(batch: Batch) -> None:
+            if not self._vocabulary_too:
+                refuse(name, "its vocabulary is not read", "tokenizer.vocabulary")
+            self._take(name, model, _vocabulary_pairs(batch, len(model)))
+
         self.content.documents[name] = self._large(name).document(
             {
-                ("model", "vocab"): lambda batch: self._take(name, model, _vocabulary_pairs(batch, len(model))),
+                ("model", "vocab"): take,
                 ("model", "merges"): lambda batch: self._allowance.merges(len(batch), name),
                 ("added_tokens",): lambda batch: self._take(name, self.content.added, _contents(batch)),
             }
