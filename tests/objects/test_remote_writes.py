@@ -20,7 +20,7 @@ from tests.objects.stub import Fault, Store
 from tests.objects.writable_stub import Writes, start_writable
 from tests.patience import HANGS
 from tests.refusals import failure_of
-from tieconv import TieconvError, diff, plan_retie, plan_untie
+from tieconv import DestinationError, TieconvError, diff, plan_convert, plan_retie, plan_untie
 from tieconv.execute import remote_files as multipart
 from tieconv.execute.remote_files import Limits
 
@@ -222,6 +222,24 @@ def test_a_local_model_is_uploaded(store: Store, writes: Writes, model: Path, tm
     assert _below(store) == snapshot(tmp_path / "local")
     assert document["remote"]["method"] == "upload" and document["remote"]["why"] == "the model is not in S3"
     assert document["remote"]["bytes_uploaded"] == sum(map(len, _below(store).values()))
+
+
+def test_a_torch_file_is_uploaded(store: Store, writes: Writes, model: Path, tmp_path: Path) -> None:
+    """Also with ``verify="structure"`` its bytes are compared: an inspection of headers cannot read it."""
+    plan_convert("torch", model).execute(tmp_path / "torch")
+    store.add("torch", tmp_path / "torch")
+    plan_retie(tmp_path / "torch").execute(tmp_path / "local")
+    for number, source in enumerate((tmp_path / "torch", "s3://bucket/torch")):
+        plan_retie(source).execute(f"s3://bucket/out{number}", verify="structure")
+        assert _below(store, f"out{number}/") == snapshot(tmp_path / "local")
+
+
+def test_an_output_inside_the_model(store: Store, writes: Writes, model: Path) -> None:
+    """The model would then hold two models, and so would later copies of it."""
+    write = plan_retie("s3://bucket/m")
+    assert failure_of(write.execute, DestinationError, "s3://bucket/m/tied").code == "out.inside-source"
+    assert not writes.operations
+    write.execute("s3://bucket/m2")
 
 
 @pytest.mark.parametrize("option", ["--overwrite", "--hardlink"])

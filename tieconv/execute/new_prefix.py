@@ -21,6 +21,8 @@ from tieconv.execute import remote_files as multipart
 from tieconv.execute.publish import interrupts
 from tieconv.execute.target import check_contents, is_file, linked_names, stale
 from tieconv.execute.verify import check_promises
+from tieconv.sources import is_object
+from tieconv.sources.objects import parse
 from tieconv.sources.objects.source import CopyUnsupportedError, open_model, require_copier
 from tieconv.text import ANOTHER_OUT, Hint, count, option, shown
 from tieconv.version import VERSION
@@ -54,6 +56,10 @@ def check_remote_target(plan: Plan, out: str, options: Mapping[str, object]) -> 
             Hint("give a new prefix with ", option("out")),
             "out.new-prefix",
         )
+    source, final = plan.checkpoint.root, parse(out)
+    if is_object(source) and f"{final}/".startswith(f"{parse(source)}/"):
+        problem = f"{shown(out)} is inside the model {shown(source)}"
+        raise DestinationError(problem, Hint("give a path outside the model with ", option("out")), "out.inside-source")
     if options.get("resume"):
         problem = f"{shown(out)}: tieconv resumes only a write to a local path"
         raise DestinationError(problem, Hint("give a local path with ", option("out")), "out.resume")
@@ -402,7 +408,7 @@ def upload(
 ) -> RemoteTransfer:
     """Upload the directory ``local``, the documents that make the model visible last; return the moved bytes.
 
-    With ``full``, each file is read back and compared. After any error the prefix is empty again.
+    With ``full``, and for torch files, each file is read back and compared. After any error the prefix is empty again.
     """
     files = {str(path.relative_to(local)): path for path in sorted(local.rglob("*")) if path.is_file()}
     with interrupts() as signals:
@@ -418,14 +424,17 @@ def upload(
                 if progress is not None:
                     progress(done, total)
             stored = prefix.listed(sizes)
-            for name in sizes if full else ():
+            # An inspection needs the whole of a torch file, so its bytes are compared with the verified local file.
+            torch = (plan.weights[0] if plan.weights else plan.checkpoint).format == "torch"
+            for name in sizes if full or torch else ():
                 with files[name].open("rb") as file:
                     for start in range(0, sizes[name], _BLOCK):
                         block = file.read(_BLOCK)
                         if writer.fetch(name, stored[name], start, start + len(block)) != block:
                             raise differs(writer.label(name))
             closing = documents(plan, lambda name: (local / name).read_bytes())
-            prefix.inspect(stored, closing, reinspect)
+            if not torch:
+                prefix.inspect(stored, closing, reinspect)
             with signals.shielded():
                 prefix.publish(stored, closing, writer.create)
         except BaseException:
