@@ -1,4 +1,7 @@
-"""Compute which command changes what the chosen loaders do: plan it, then predict the loaders of the planned model."""
+"""Compute which command changes what the chosen loaders do: plan it, then predict the loaders of the planned model.
+
+A command that its planner refuses is not offered.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ from tieconv.plans.build import alone, plan_add_format
 from tieconv.plans.meaning import KnownValues, described
 from tieconv.plans.verbs.bias_verbs import plan_bias_unify
 from tieconv.plans.verbs.convert import Format, plan_convert
+from tieconv.plans.verbs.reindex import plan_strip_prefix
+from tieconv.plans.verbs.resize import Fill, plan_resize
 from tieconv.plans.verbs.retie import Survivor, plan_retie
 from tieconv.plans.verbs.set_tie import Flag, plan_set_tie
 from tieconv.plans.verbs.untie import plan_untie
@@ -52,6 +57,15 @@ def helpful(inspection: Inspection, chosen: Iterable[Consumer], findings: tuple[
     return tuple(sorted(judged, key=lambda finding: list(Level).index(finding.level)))
 
 
+def accepted(inspection: Inspection, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return ``findings`` without the `conditional` commands that their planner refuses for this model."""
+    trial = _Trial(inspection, (), findings)
+    return tuple(
+        replace(finding, remedy=None) if finding.action and trial.refuses(finding.action) else finding
+        for finding in findings
+    )
+
+
 def with_refusal(inspection: Inspection, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Return ``findings`` with the reason why the loader of the first line refuses the model, if no rule reports it.
 
@@ -68,7 +82,7 @@ def with_refusal(inspection: Inspection, findings: tuple[Finding, ...]) -> tuple
 
 def _spared(finding: Finding, needing: list[Prediction]) -> Finding:
     """Return the finding without its command, as a note, if loaders need what it drops; an error stays an error."""
-    action = finding.remedy.action if finding.remedy else None
+    action = finding.action
     if not needing or action is None or action.verb not in ("retie", "dedup"):
         return finding
     level = finding.level if finding.level is Level.ERROR else Level.NOTE
@@ -88,7 +102,7 @@ class _Trial:
         depth = Depth.CANDIDATES if inspection.depth is Depth.HEADER else inspection.depth
         # The commands of a guessed pair name it, as a user would.
         self.inspection = replace(inspection, depth=depth, family=replace(inspection.family, named=True))
-        self.others = [finding.remedy.action for finding in findings if finding.remedy and finding.remedy.action]
+        self.others = [finding.action for finding in findings if finding.action]
         self.tried: dict[tuple[str, tuple[tuple[str, object], ...]], tuple[Plan, tuple[Prediction, ...]] | None] = {}
 
     def needing(self) -> list[Prediction]:
@@ -134,7 +148,7 @@ class _Trial:
 
     def useful(self, finding: Finding) -> Finding:
         """Return the finding without its command if llama.cpp, the only loader of a GGUF file, fails after it too."""
-        if self.inspection.checkpoint.format != "gguf" or finding.remedy is None or finding.remedy.action is None:
+        if self.inspection.checkpoint.format != "gguf" or finding.remedy is None or finding.action is None:
             return finding
         tried = self._after(finding.remedy)
         fails = tried is not None and all(entry.outcome is Outcome.ERROR for entry in tried[1])
@@ -163,15 +177,23 @@ class _Trial:
         instead = f" {read_only[:1].upper()}{read_only[1:]}." if read_only else ""
         return f"tieconv found no command that helps.{instead}" if known and not unread else ""
 
+    def refuses(self, action: Action) -> bool:
+        """Return whether a `conditional` command is refused or changes nothing; one for another model is not tried."""
+        unread = any(member.state is State.UNREAD for tie in self.inspection.ties for member in tie.members)
+        if not action.conditional or action.source != self.inspection.checkpoint.source or unread:
+            return False
+        try:
+            return _plan(action, self._read(action)).changes_nothing
+        except RefusedError:
+            return True
+
     def _after(self, remedy: Remedy) -> tuple[Plan, tuple[Prediction, ...]] | None:
         """Return the plan of a command and the predictions after it; ``None`` if it is refused or changes nothing."""
         action = remedy.action
         assert action is not None
         key = (action.verb, action.options)
         if key not in self.tried:
-            inspection = self.inspection
-            if ("drop_other_formats", True) in action.options:
-                inspection = replace(inspection, checkpoint=alone(inspection.checkpoint))
+            inspection = self._read(action)
             try:
                 plan = _plan(action, inspection)
             except RefusedError:
@@ -181,17 +203,30 @@ class _Trial:
                 self.tried[key] = None if plan.changes_nothing else (plan, predict(after, self.chosen))
         return self.tried[key]
 
+    def _read(self, action: Action) -> Inspection:
+        """Return the evidence that the command uses: without a second format if it drops that."""
+        if ("drop_other_formats", True) not in action.options:
+            return self.inspection
+        return replace(self.inspection, checkpoint=alone(self.inspection.checkpoint))
+
 
 def _plan(action: Action, inspection: Inspection) -> Plan:
     match action.verb:
+        case "resize":
+            options = dict(action.options)
+            fill = Fill(str(options.get("fill", Fill.ZEROS)))
+            return plan_resize(inspection, str(options["to"]), fill, lambda record: b"", ({}, ""))
+        case "reindex" if ("strip_prefix", True) in action.options:
+            return plan_strip_prefix(inspection)
         case "retie":
             options = dict(action.options)
             survivor = Survivor.EMBED if "survivor" in options else None
             return plan_retie(inspection, survivor=survivor, force="force" in options)
         case "untie":
             return plan_untie(inspection, keep_flag=("keep_flag", True) in action.options)
-        case "set-tie false":
-            return plan_set_tie(inspection, Flag.FALSE, force=False)
+        case "set-tie true" | "set-tie false":
+            flag = Flag(action.verb.rpartition(" ")[2])
+            return plan_set_tie(inspection, flag, force="force" in dict(action.options))
         case "convert":
             return plan_convert(inspection, Format.SAFETENSORS)
         case "bias unify":

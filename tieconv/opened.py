@@ -97,7 +97,7 @@ def inspected(
     elif not hasattr(files, "client") and any("token" in name for name in checkpoint.companions):
         from tieconv.inspection.token_ids import added_rows  # not every directory has a tokenizer
 
-        evidence = replace(evidence, added_rows=added_rows(files, checkpoint.companions))
+        evidence = replace(evidence, listed_rows=added_rows(files, checkpoint.companions))
     if chosen and not checkpoint.graphs:
         from tieconv.loaders import predict
 
@@ -107,6 +107,10 @@ def inspected(
         from tieconv.loader_remedies import helpful, with_refusal  # imports the planners
 
         findings = helpful(evidence, chosen, findings) if chosen else with_refusal(evidence, findings)
+    if any(finding.action and finding.action.conditional for finding in findings):
+        from tieconv.loader_remedies import accepted  # imports the planners
+
+        findings = accepted(evidence, findings)
     return replace(evidence, fetched=fetched_so_far(files), findings=findings)
 
 
@@ -153,8 +157,8 @@ def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
         return replace(evidence, tokenizer_unread=next(too_large(tokenizer_files)))
     if ids.undecided or not ids.listed:
         return evidence
-    stops = [max(ids.listed) + 1, *(span.stop for span in ids.spans)]
-    return replace(evidence, tokenizer_rows=max(stops))
+    listed = max(ids.listed) + 1
+    return replace(evidence, tokenizer_rows=max([listed, *(span.stop for span in ids.spans)]), listed_rows=listed)
 
 
 def _with_base(evidence: Inspection, base: str | None) -> Inspection:

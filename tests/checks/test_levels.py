@@ -15,6 +15,7 @@ from tests.checks.fixtures.files import FIRST, SECOND
 from tests.checks.fixtures.model import (
     BART,
     BERT,
+    BERT_EMBED,
     EMBED,
     GEMMA3,
     HEAD,
@@ -233,6 +234,43 @@ def test_no_remedy_where_the_flag_stands_twice(tmp_path: Path) -> None:
     (folder / "config.json").write_text(text.replace("{", '{"tie_word_embeddings": false,', 1))
     reported = api.inspect(folder).findings
     assert [(finding.rule, finding.remedy) for finding in reported] == [("SEC002", None), ("TIE002", None)]
+
+
+SHORT = matrix(rows=6)
+ENCODERS = {f"{part}.embed_tokens.weight": matrix(seed=seed) for seed, part in enumerate(("encoder", "decoder"), 1)}
+# By the rule: a model, and what the rule offers. Another command of the rule would be refused, or changes nothing.
+OFFERED: dict[str, tuple[Config, Tensors, str | None]] = {
+    "VOC001": (flagged(BERT, True), bert(outer=vector()) | {BERT_EMBED: SHORT}, "resize DIR --to 8 --fill mean -o OUT"),
+    "VOC003": (flagged({**LLAMA, "pad_token_id": 8}, True), {**llama(bias=vector()), "model.scales": vector()}, None),
+    "TIE006": (
+        flagged(LLAMA, True),
+        {f"module.{name}": tensor for name, tensor in llama(head=matrix(rows=9)).items()},
+        None,
+    ),
+    "TIE014": ({**T5, "tie_word_embeddings": None, "scale_decoder_outputs": True}, {"shared.weight": matrix()}, None),
+    "TIE005": (flagged(T5, False), {**ENCODERS, "lm_head.weight": matrix(seed=3)}, None),
+}
+
+
+@pytest.mark.parametrize("rule", OFFERED)
+def test_a_command_that_is_refused_is_not_offered(rule: str, tmp_path: Path) -> None:
+    """The planner compares more than the rule does."""
+    config, tensors, command = OFFERED[rule]
+    folder = save(tmp_path / "model", config, tensors)
+    reported = {finding.rule: finding for finding in api.inspect(folder).findings}
+    offered = reported[rule].remedy
+    assert (offered and offered.command.replace(str(folder), "DIR")) == (command and f"tieconv {command}")
+    if offered is not None:
+        run(offered.command, tmp_path / "out")
+
+
+def test_the_padding_token_of_a_model_with_a_bias_that_the_class_lacks(tmp_path: Path) -> None:
+    """The bias belongs to the tied head and grows with the embedding."""
+    folder = save(tmp_path / "model", flagged({**LLAMA, "pad_token_id": 8}, True), llama(bias=vector()))
+    offered = next(finding.remedy for finding in api.inspect(folder).findings if finding.rule == "VOC003")
+    assert offered is not None
+    run(offered.command, tmp_path / "out")
+    assert {record.shape[0] for record in api.inspect(tmp_path / "out").checkpoint.tensors.values()} == {4, 9}
 
 
 def test_changed_rows_are_named(tmp_path: Path) -> None:

@@ -144,7 +144,20 @@ def test_an_added_token_of_a_saved_tokenizer(tmp_path: Path) -> None:
         text = (tmp_path / "tokenizer.json").read_text()
         (tmp_path / "tokenizer.json").write_text(text.replace('"w1": 1', '"w1": "not read"'))
         assert [finding.rule for finding in inspect(tmp_path).findings] == rules
-        assert inspect(tmp_path).added_rows == bool(added) * (zoo.VOCAB + 2)
+        assert inspect(tmp_path).listed_rows == bool(added) * (zoo.VOCAB + 2)
+
+
+def test_the_rows_that_a_tokenizer_without_its_config_needs(tmp_path: Path) -> None:
+    """The class, which nothing names, may add special tokens. Such tokens protect rows, and ask for none."""
+    zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{number}": number for number in range(zoo.VOCAB + 2)}))
+    words.save(str(tmp_path / "tokenizer.json"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": zoo.VOCAB + 2}))
+    evidence = inspect(tmp_path)
+    assert evidence.tokenizer_rows and evidence.tokenizer_rows > evidence.listed_rows == zoo.VOCAB + 2
+    (finding,) = evidence.findings
+    assert finding.action and dict(finding.action.options)["to"] == zoo.VOCAB + 2
 
 
 def test_the_rows_of_a_boolean_size(tmp_path: Path) -> None:

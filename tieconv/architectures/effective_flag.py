@@ -265,7 +265,7 @@ def tokens_without_row(inspection: Inspection) -> tuple[tuple[str, int], ...]:
         return ()
     level, pad = inspection.family.text_level, text_config(inspection).get("pad_token_id")
     pads = ((f"{level}.pad_token_id".lstrip("."), pad),) if type(pad) is int and pad >= rows else ()
-    return (*pads, *((("tokenizer", inspection.added_rows - 1),) if inspection.added_rows > rows else ()))
+    return (*pads, *((("tokenizer", inspection.listed_rows - 1),) if inspection.listed_rows > rows else ()))
 
 
 def vocabulary_rows(inspection: Inspection) -> dict[str, int]:

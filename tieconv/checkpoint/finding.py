@@ -29,6 +29,11 @@ class Action:
     options: tuple[tuple[str, object], ...] = ()
 
     @property
+    def conditional(self) -> bool:
+        """Whether the planner compares more than a rule does, so that only it knows if it refuses the command."""
+        return self.verb in ("resize", "set-tie true", "untie") or ("strip_prefix", True) in self.options
+
+    @property
     def command(self) -> Hint:
         """The command to copy to a shell, with OUT for the path that the user chooses."""
         # OUT beside the model if the working directory is the model: no command writes inside it.
@@ -66,6 +71,11 @@ class Finding(Listed):
     message: str
     tensors: tuple[str, ...] = ()
     remedy: Remedy | None = None
+
+    @property
+    def action(self) -> Action | None:
+        """The remedy as data."""
+        return self.remedy.action if self.remedy else None
 
     @property
     def next_step(self) -> str:

@@ -138,7 +138,7 @@ class Inspection(_Layers, Printed):
     ``base`` is the header-level evidence about an adapter's base model, if that is available. ``consumers`` are the
     predictions for each loader, if requested. ``fetched`` is the network cost of a remote model. ``tokenizer_rows`` are
     the rows that the tokenizer's ids need, read only if config and tensors disagree about them. ``tokenizer_unread`` is
-    a tokenizer file that is too large to read. ``added_rows`` are those that added tokens of a local tokenizer need.
+    a tokenizer file that is too large to read. ``listed_rows`` are those that the listed tokens need.
     ``quantised`` describes a quantised embedding and head, ``quantisation`` what the config says about quantisation.
     ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts. ``live``
     is set for a module in memory. ``not_compared`` counts the tensors that only depth ``full`` compares.
@@ -162,7 +162,7 @@ class Inspection(_Layers, Printed):
     wrapped_ties: tuple[Tie, ...] = ()
     tokenizer_rows: int | None = None
     tokenizer_unread: str = ""
-    added_rows: int = 0
+    listed_rows: int = 0
     fetched: Fetched | None = None
     quantised: QuantisedTables | None = None
     quantisation: DeclaredQuantisation | None = None

@@ -190,7 +190,8 @@ def bias_length(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv bias resize` adds zeros, as `resize_token_embeddings` of transformers does, or removes zeros at the end. It
-    does not shorten a bias whose last values are not zero.
+    does not shorten a bias whose last values are not zero. If the second name of the bias has the right length,
+    `tieconv bias unify --from` stores its values. Review first: it may change the model's outputs.
     """
     # Yield one finding for each stored bias with a wrong length.
     tensors = inspection.checkpoint.tensors
@@ -203,16 +204,23 @@ def bias_length(inspection: Inspection) -> Iterator[Finding]:
     bias = inspection.head.output_bias
     if bias and bias.name in inspection.checkpoint.tensors:
         names.append(bias.name)
+    whole = next((name for name in names if tensors[name].elements == rows), None)
     for name in dict.fromkeys(names):
         length = tensors[name].elements
-        if length != rows:
-            yield bias_length.finding(
-                f"{evidence.listed([name])} has {count(length, 'value')}, but {evidence.listed([matrix])} has "
-                f"{count(rows, 'row')}. Loaders refuse the model.",
-                (name, matrix),
-                level=evidence.certain(inspection, Level.ERROR),
-                remedy=remedies.bias(inspection, "resize", safe=False) if length < rows else None,
-            )
+        if length == rows:
+            continue
+        remedy = remedies.bias(inspection, "resize", safe=False) if length < rows else None
+        if whole is not None:  # the same bias under its second name
+            survivor = "decoder" if whole.endswith("decoder.bias") else "bias"
+            remedy = remedies.bias(inspection, "unify", survivor=survivor, safe=False)
+        yield bias_length.finding(
+            f"{evidence.listed([name])} has {count(length, 'value')}, but {evidence.listed([matrix])} has "
+            f"{count(rows, 'row')}. Loaders refuse the model."
+            f"{f' Its second name {evidence.listed([whole])} has {rows:,}.' if whole else ''}",
+            (name, matrix),
+            level=evidence.certain(inspection, Level.ERROR),
+            remedy=remedy,
+        )
 
 
 @rule("BIA005", "missing-bias", Level.NOTE)

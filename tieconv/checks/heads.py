@@ -657,28 +657,31 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
     declared = ", ".join(f"{shown(path)} {size:,}" for path, size in list(sizes.items())[:4])
     stored = ", ".join(f"{shown(name)} {rows:,} rows" for name, rows in tables.items())
-    used, unread = inspection.tokenizer_rows, inspection.tokenizer_unread or "no tokenizer read"
-    tokenizer = unread if used is None else f"tokenizer ids below {used:,}"
+    used, unread = inspection.listed_rows, inspection.tokenizer_unread or "no tokenizer read"
+    tokenizer = f"tokenizer ids below {used:,}" if used else unread
     problem = f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}"
     yield rows.finding(f"{problem}. {outcome}", tables, remedy=_rows_remedy(inspection, tables))
 
 
 def _wrong(inspection: Inspection, sizes: Mapping[str, int], tables: Mapping[str, int]) -> str:
     """Return which side is too short or too long."""
-    used, rows = inspection.tokenizer_rows, set(tables.values())
+    rows = set(tables.values())
     if len(rows) > 1:
         return "The embedding and the head have different row counts"
     (stored,) = rows
-    if used is not None and used > stored:
+    if inspection.listed_rows > stored:
         return "The tables are too short"
     return f"vocab_size is {'smaller' if stored > max(sizes.values()) else 'larger'} than the tables"
 
 
 def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | None:
-    used, rows = inspection.tokenizer_rows, set(tables.values())
+    used, rows, bias = inspection.listed_rows, set(tables.values()), inspection.head.output_bias
+    stored = inspection.checkpoint.tensors.get(bias.name) if bias else None
+    if stored is not None:
+        rows.add(stored.shape[-1])
     longest = max(rows)
-    if len(rows) > 1 or (used is not None and used > longest):
-        most = max(longest, used or 0)
+    if len(rows) > 1 or used > longest:
+        most = max(longest, used)
         return remedies.resize(inspection, to=most, fill="mean", safe=False)
     return remedies.resize(inspection, to="rows", safe=True)
 
@@ -705,8 +708,8 @@ def unpredicted(inspection: Inspection) -> Iterator[Finding]:
     Set `unpadded_vocab_size` to the number of tokens, before the model is loaded and saved again. A save after that load
     writes zeros for the rows.
     """
-    limit, used = predicted_tokens(inspection), inspection.tokenizer_rows
-    if limit is not None and used is not None and used > limit[1]:
+    limit, used = predicted_tokens(inspection), inspection.listed_rows
+    if limit is not None and used > limit[1]:
         yield unpredicted.finding(
             f"transformers predicts {limit[1]:,} tokens ({shown(limit[0])}), but the tokenizer has ids below {used:,}. "
             "It never predicts the others."

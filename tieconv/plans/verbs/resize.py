@@ -104,8 +104,9 @@ def _records(inspection: Inspection, rows: int) -> list[TensorRecord]:
             hint = Hint("store these tensors once first: ", again(inspection, "dedup", out=OUT))
             refuse(f"{shown(shared.name)} shares its storage with another name", hint, "resize.shared")
     family = inspection.family
-    # A bias that the class lacks still belongs to the head.
-    names |= {f"{name.removesuffix('weight')}bias" for name in names} & tensors.keys()
+    # A bias that the class lacks still belongs to the head, which a tied model does not store.
+    modules = names | {part.name for part in (head.output_head,) if part}
+    names |= {f"{name.removesuffix('weight')}bias" for name in modules} & tensors.keys()
     more = exceptions("vocabulary").get(family.architecture, {}).get("tensors", ())
     names |= {bias for member in (*family.output_biases, *more) if (bias := locate(family, member, tensors))}
     return [tensors[name] for name in sorted(names)]

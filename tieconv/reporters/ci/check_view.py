@@ -77,7 +77,9 @@ def _parts(report: CheckReport) -> Iterator[str]:
     waived = sum(entry.waiver is not None for model in report.models for entry in model.findings)
     unread = sum(model.failure is not None for model in report.models)
     unfixed = sum(model.failure is not None and bool(model.findings) for model in report.models)
-    yield counted(numbers) if numbers else "no finding" if unread < len(report.models) or not report.models else ""
+    if not report.models:
+        yield "none changed since --newer-than"
+    yield counted(numbers) if numbers else "no finding" if unread < len(report.models) else ""
     yield f"{waived} waived" if waived else ""
     yield f"{unread - unfixed} not checked" if unread > unfixed else ""
     yield f"{unfixed} not fixed" if unfixed else ""
