@@ -95,10 +95,10 @@ def test_a_fault_while_a_file_is_copied(store: Store, tieconv: Run, tmp_path: Pa
 
 def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Is noticed before the copy."""
-    from tieconv.sources.objects import client as local_copy
+    from tieconv.sources import temporary
 
     store.add("m", MODELS / "llama-duplicated")
-    monkeypatch.setattr(local_copy.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    monkeypatch.setattr(temporary.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     error = failure_of(plan_retie, UnreadableError, "s3://bucket/m", fetch=True)
     assert error.code == "objects.copy" and "TMPDIR" in error.command_hint
 

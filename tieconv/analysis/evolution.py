@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -32,9 +30,9 @@ from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub, is_object, is_remote
 from tieconv.sources.local import FileSet, open_files
 from tieconv.sources.ranged import RangedFiles
-from tieconv.sources.temporary import temporary_directory
+from tieconv.sources.temporary import room_for, temporary_directory
 from tieconv.sources.user_files import LineFile, new_file
-from tieconv.text import count, shown, size
+from tieconv.text import count, shown
 from tieconv.version import VERSION
 
 _ROLES = {"E": "the input embedding", "U": "the head", "T": "the tied table"}
@@ -282,14 +280,9 @@ def opened_tables(
 def _copied(tables: dict[str, Table], source: str) -> Iterator[dict[str, Table]]:
     """Yield copies of the tables in a temporary directory, which is removed at the end."""
     needed = sum(table.rows * table.width * table.form.width for table in tables.values())
-    base = tempfile.gettempdir()
-    if needed > shutil.disk_usage(base).free:
-        raise _no_space(source, f"{size(needed)} do not fit into {shown(base)}")
     with temporary_directory() as directory, open_files(directory) as files:
-        try:
+        with room_for(f"The tables of {shown(source)}", needed, "analyze.copy"):
             copies = {role: _copy(table, role, directory, files) for role, table in tables.items()}
-        except OSError as error:
-            raise _no_space(source, f"{shown(base)}: {(error.strerror or 'error').lower()}") from error
         yield copies
 
 
@@ -299,11 +292,6 @@ def _copy(table: Table, role: str, directory: str, files: FileSet) -> Table:
             out.write(table.bits(start, stop).reshape(-1).view("u1").data)
         length = out.tell()
     return Table(files, replace(table.record, range=ByteRange(role, 0, length), stride=None, storage=None))
-
-
-def _no_space(source: str, why: str) -> UnreadableError:
-    problem = f"The tables of {shown(source)} cannot be copied to the temporary directory: {why}"
-    return UnreadableError(problem, "use a directory with free space: TMPDIR=DIR", "analyze.copy")
 
 
 # Measure how far the rows of a table moved: the mean cosine of each row with its earlier self. Imports numpy.

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from tieconv.sources.ranged import anything_waits as anything_waits
     from tieconv.sources.temporary import remove_temporary as remove_temporary
     from tieconv.sources.user_files import guard_report as guard_report
-    from tieconv.sources.user_files import write_report as write_report
+    from tieconv.sources.user_files import write_bytes as write_bytes
     from tieconv.sources.user_files import write_reports as write_reports
+    from tieconv.sources.user_files import write_text as write_text
 
 _HOMES = {
     "checkpoint.graph_plan": ("GraphOutcome",),
@@ -45,7 +46,7 @@ _HOMES = {
     "sources.hub": ("is_pattern",),
     "sources.ranged": ("anything_waits",),
     "sources.temporary": ("remove_temporary",),
-    "sources.user_files": ("guard_report", "write_report", "write_reports"),
+    "sources.user_files": ("guard_report", "write_bytes", "write_reports", "write_text"),
 }
 """The module, relative to `tieconv`, of each name that is needed when a command runs."""
 

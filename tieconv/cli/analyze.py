@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tieconv.api import guard_report, write_report, write_reports
+from tieconv.api import guard_report, write_bytes, write_reports, write_text
 from tieconv.api.analysis import analyze, analyze_revisions, demo_table, run_demo
 from tieconv.cli.options import choice_option, common_options, json_option, model_argument, name_options, path_option
 from tieconv.cli.screen import count_progress, document, echo, paint, say, show, width
@@ -74,7 +74,7 @@ def analyze_command(model: str, revisions: str | None, as_json: bool, **options:
         from tieconv.reporters.html import analyze_page
 
         html = analyze_page.render_analysis if revisions is None else analyze_page.render_evolution
-        write_report(page, html(result))
+        write_text(page, html(result))
     if figures is not None:
         _write_figures(figures, result, model, over_time=revisions is not None)
     if table or parquet:
@@ -82,9 +82,9 @@ def analyze_command(model: str, revisions: str | None, as_json: bool, **options:
 
         rows = (figure_table.analysis_figures if revisions is None else figure_table.evolution_figures)(result)
         if table:
-            write_report(table, figure_table.comma_separated(rows))
+            write_text(table, figure_table.comma_separated(rows))
         if parquet:
-            write_report(parquet, figure_table.parquet(rows))
+            write_bytes(parquet, figure_table.parquet(rows))
     if as_json:
         document(str(result))
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tieconv.api import guard_report, is_collection, is_list, is_pattern, write_report
+from tieconv.api import guard_report, is_collection, is_list, is_pattern, write_text
 from tieconv.api.check import expand, find_policy, read_lists, run_gate, write_baseline
 from tieconv.checkpoint.value_type import record
 from tieconv.cli import options as shared
@@ -172,7 +172,7 @@ def run(arguments: Arguments) -> int:
     _show(arguments, report, outcomes)
     for format_, path in reports:
         text = render(format_, report)
-        write_report(path, f"{text}\n" if text else "")
+        write_text(path, f"{text}\n" if text else "")
         say(f"wrote {shown(path)}")
     if any(map(is_collection, arguments.models)) and report.models and arguments.format == "text":
         echo(f"\n{check_text.table(report)}", err=arguments.output_file is not None)

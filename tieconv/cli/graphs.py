@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tieconv.api import Verdict, write_report
+from tieconv.api import Verdict, write_text
 from tieconv.api.graphs import LAYOUT_NAMES, parity, plan_export, seconds_of
 from tieconv.cli import options as shared
 from tieconv.cli.screen import document, echo, paint, painter, say, show, stage_progress, timed, width
@@ -240,7 +240,7 @@ def parity_command(
     if html:
         from tieconv.reporters.html.parity_page import render as render_page
 
-        write_report(html, render_page(report))
+        write_text(html, render_page(report))
         say(f"wrote {shown(html)}")
     if report.verdict is Verdict.NOT_RUN:
         raise NotRunError(report.reason, report.hint)

@@ -120,18 +120,7 @@ class _Job:
             syncer.stop()
         with tree.writing(self.final.name, staging.held, 0):
             self._finish_directories(staging, writer.record)
-        # No source file and no replaced file may have changed during the write.
-        relinked = tree.relinked(staging.new)
-        targets.check_fresh(self.plan, relinked)
-        for name, state in writer.record.sources.items():
-            if not state.is_still(tree.file_state_at(self.root / name), relinked):
-                raise targets.stale(name)
-        staged = {weights.name: self._staged_name(weights) for weights in self.plan.weights}
-        check_dropped(self.plan, self.root, staging.new, staged)
-        if before:
-            publish.check_unchanged(self.final, before)
-        self.recheck()
-        targets.check_place(self.plan, self.target)
+        self._look_again(staging, writer.record, before)
         with signals.shielded(), tree.writing(self.final.name, staging.held, 0):
             staging.check()
             self._publish(staging, replaced, before)
@@ -214,6 +203,20 @@ class _Job:
                 record.lost[f"{name}/"] = lost
             tree.sync_directory(directory)
         tree.sync_directory(staging.held)
+
+    def _look_again(self, staging: Staging, record: Record, before: Mapping[str, FileState]) -> None:
+        """Check that no source file and no replaced file changed during the write."""
+        relinked = tree.relinked(staging.new)
+        targets.check_fresh(self.plan, relinked)
+        for name, state in record.sources.items():
+            if not state.is_still(tree.file_state_at(self.root / name), relinked):
+                raise targets.stale(name)
+        staged = {weights.name: self._staged_name(weights) for weights in self.plan.weights}
+        check_dropped(self.plan, self.root, staging.new, staged)
+        if before:
+            publish.check_unchanged(self.final, before)
+        self.recheck()
+        targets.check_place(self.plan, self.target)
 
     def _publish(self, staging: Staging, replaced: os.stat_result | None, before: Mapping[str, FileState]) -> None:
         if replaced is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tieconv.checkpoint.graph_plan import ExportPlan, SessionProof
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
@@ -136,7 +137,7 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
         quantise_blocks(made, scheme.bits)
     read = read_columns if scheme is Scheme.DYNAMIC else read_blocks
     tied = tuple(codes for name, head in turned_names.items() if (codes := read(made, name, head)))
-    _remove_unread(made)
+    RemoveUnusedNodesPass()(made)
     if not any(node.op_type == _OPERATORS[scheme] for node in made.graph.all_nodes()):
         problem = f"ONNX Runtime's quantiser finds no product to quantise in {shown(raw.name)}"
         raise RefusedError(problem, Hint("export without ", option("quantise")), "export.quantise")
@@ -172,13 +173,6 @@ def _dynamic(model: ir.Model, directory: Path) -> ir.Model:
         for path in (plain, to):
             path.unlink(missing_ok=True)
             path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-
-
-def _remove_unread(model: ir.Model) -> None:
-    for graph in model.graphs():
-        for name, value in list(graph.initializers.items()):
-            if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-                graph.initializers.pop(name)
 
 
 def _float_matrices(model: ir.Model) -> Iterator[tuple[str, str]]:

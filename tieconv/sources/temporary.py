@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from tieconv.errors import UnreadableError
 from tieconv.sources import local
+from tieconv.text import shown, size
 
 _PREFIX = "tieconv-temporary-"
 _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
@@ -66,6 +68,20 @@ def temporary_directory() -> Iterator[str]:
         yield path
     finally:
         _remove(path)
+
+
+@contextmanager
+def room_for(subject: str, needed: int, code: str) -> Iterator[None]:
+    """Raise `UnreadableError` if ``needed`` bytes of ``subject`` do not fit, or if the block cannot write them."""
+    base = tempfile.gettempdir()
+    problem, hint = f"{subject} cannot be copied to the temporary directory", "use a directory with free space: TMPDIR=DIR"
+    if needed > shutil.disk_usage(base).free:
+        raise UnreadableError(f"{problem}: {size(needed)} do not fit into {shown(base)}", hint, code)
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or "error").lower()
+        raise UnreadableError(f"{problem}: {shown(base)}: {reason}", hint, code) from error
 
 
 def remove_temporary(*, every_thread: bool = False) -> None:

@@ -328,12 +328,4 @@ def write_reports(directory: str, reports: dict[str, str], model: str) -> None:
     with _failing(directory):
         os.makedirs(directory, exist_ok=True)
     for path, text in paths.items():
-        write_report(path, text)
-
-
-def write_report(path: str, report: str | bytes) -> None:
-    """Write a report to ``path``. Raises `TieconvError` if that fails."""
-    if isinstance(report, bytes):
-        write_bytes(path, report)
-    else:
-        write_text(path, report)
+        write_text(path, text)

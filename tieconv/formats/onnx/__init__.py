@@ -28,19 +28,7 @@ _PASSING = ("Transpose", "Cast", "Identity")
 
 def _read(listing: Listing, files: Files) -> Checkpoint:
     names = graph_names(listing)
-    # Several models are directories with their own configs, or below others. A pipeline of diffusers or
-    # onnxruntime-genai is one model, which a file at the top describes.
-    folders = sorted({os.path.dirname(name) for name in names})
-    configured = [folder for folder in folders if any(f"{folder}/{name}" in listing.entries for name in _CONFIGS)]
-    apart = len(configured) > 1 or any("/" in folder for folder in folders)
-    if len(folders) > 1 and apart and not {"model_index.json", "genai_config.json"} & {*listing.top}:
-        problem = f"{shown(listing.source)} holds {count(len(names), 'ONNX graph')} in {len(folders)} directories"
-        first = folders[0] or next(name for name in names if "/" not in name)
-        inspects = call("inspect", os.path.join(listing.source, first).removeprefix("./"))
-        checks = Hint("; or check every model below: ", call("check", listing.source))
-        finds_each = folders[0] and "://" not in listing.source  # `check` takes a graph at the top as one model
-        hint = Hint("give one of them: ", inspects, checks if finds_each else "")
-        raise UnreadableError(problem, hint, "onnx.several-models")
+    _check_one_model(listing, names)
     read = [_read_one(listing, files, name, alone=len(names) == 1) for name in names]
     records = [record for _, tensors, _ in read for record in tensors]
     weights = tuple(_weight_files(names, records, files))
@@ -61,6 +49,24 @@ def graph_names(listing: Listing) -> tuple[str, ...]:
 
 
 _CONFIGS = ("config.json", "genai_config.json")
+
+
+def _check_one_model(listing: Listing, names: tuple[str, ...]) -> None:
+    """Refuse several models: directories with their own configs, or below others.
+
+    A pipeline of diffusers or onnxruntime-genai is one, which a file at the top describes.
+    """
+    folders = sorted({os.path.dirname(name) for name in names})
+    configured = [folder for folder in folders if any(f"{folder}/{name}" in listing.entries for name in _CONFIGS)]
+    apart = len(configured) > 1 or any("/" in folder for folder in folders)
+    if len(folders) > 1 and apart and not {"model_index.json", "genai_config.json"} & {*listing.top}:
+        problem = f"{shown(listing.source)} holds {count(len(names), 'ONNX graph')} in {len(folders)} directories"
+        first = folders[0] or next(name for name in names if "/" not in name)
+        inspects = call("inspect", os.path.join(listing.source, first).removeprefix("./"))
+        checks = Hint("; or check every model below: ", call("check", listing.source))
+        finds_each = folders[0] and "://" not in listing.source  # `check` takes a graph at the top as one model
+        hint = Hint("give one of them: ", inspects, checks if finds_each else "")
+        raise UnreadableError(problem, hint, "onnx.several-models")
 
 
 def data_files(root: str, files: Files, name: str) -> set[str]:

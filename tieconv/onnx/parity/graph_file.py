@@ -11,9 +11,8 @@ from typing import Any
 from tieconv.checkpoint.value_type import identity_record, record
 from tieconv.errors import UnreadableError
 from tieconv.formats.onnx import check_readable
-from tieconv.formats.onnx.tensor import External, byte_range
 from tieconv.reference.packages import need
-from tieconv.sources.local import FileSet, open_files
+from tieconv.sources.local import open_files
 from tieconv.text import shown
 
 _PURPOSE = "reading an ONNX graph"
@@ -95,8 +94,7 @@ def read_graph(path: str) -> Graph:
         message = f"{shown(path)} is not an ONNX graph: {shown(error)}"
         raise UnreadableError(message, "check the path", "onnx.malformed") from error
     graph = model.graph
-    with open_files(root) as files:
-        weights = tuple(_weights(ir, model, path, files))
+    weights = tuple(_weights(ir, model))
     inputs = tuple(_value(value) for value in graph.inputs if value.name not in graph.initializers)
     opset, outputs = int(graph.opset_imports.get("", 0)), tuple(map(_value, graph.outputs))
     return Graph(path, opset, inputs, outputs, weights, model)
@@ -121,18 +119,18 @@ def _value(value: Any) -> Value:
     return Value(str(value.name), "" if value.dtype is None else value.dtype.name, shape)
 
 
-def _weights(ir: Any, model: Any, path: str, files: FileSet) -> Iterator[Initializer]:
+def _weights(ir: Any, model: Any) -> Iterator[Initializer]:
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             if value.const_value is None:
                 problem = f"{shown(name)} has no value in the graph"
                 raise UnreadableError(problem, "export the graph again", "onnx.malformed")
-            yield _initializer(ir, name, value.const_value, path, files)
+            yield _initializer(name, value.const_value)
     for holder in (model.graph, *model.functions.values()):
         for node in holder.all_nodes():
             tensor = ir.convenience.get_const_tensor(node.outputs[0]) if node.op_type == "Constant" else None
             if tensor is not None:
-                yield _initializer(ir, str(node.outputs[0].name), tensor, path, files)
+                yield _initializer(str(node.outputs[0].name), tensor)
 
 
 def _side(side: Any) -> int | str | None:
@@ -143,16 +141,7 @@ def _side(side: Any) -> int | str | None:
     return int(symbol) if isinstance(symbol, str) and symbol.isdecimal() else symbol
 
 
-def _initializer(ir: Any, name: str, tensor: Any, path: str, files: FileSet) -> Initializer:
-    """Return a weight. Check the path of its data if the data is in another file."""
-    if isinstance(tensor, ir.ExternalTensor):
-        length = "" if tensor.length is None else str(tensor.length)
-        entries = {"location": os.fspath(tensor.location), "offset": str(tensor.offset or 0), "length": length}
-        byte_range(
-            External(os.path.basename(path), name, entries, int(tensor.nbytes)),
-            os.path.dirname(os.path.abspath(path)),
-            files,
-        )
+def _initializer(name: str, tensor: Any) -> Initializer:
     return Initializer(name, tensor.dtype.name, tuple(map(int, tensor.shape)), int(tensor.nbytes), tensor)
 
 

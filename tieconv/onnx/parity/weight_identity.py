@@ -369,8 +369,6 @@ def _number(config: Any, name: str) -> float:
 # Hashes of sampled elements of each row and column narrow the search. So a wrong checkpoint is refuted after a few
 # reads per tensor.
 
-_BLOCK = 1 << 21
-"""Elements compared at a time."""
 _TRIES = 64
 """Failed full comparisons after which one weight is skipped."""
 
@@ -553,7 +551,7 @@ def _named(form: str, fold: str) -> str:
 
 def _equal(rows: Rows, wanted: Any) -> bool:
     """Return whether the rows equal those of ``wanted`` bit for bit."""
-    step = max(_BLOCK // wanted.shape[1], 1)
+    step = max(BLOCK // wanted.shape[1], 1)
     return all(
         np.array_equal(rows(at, min(at + step, len(wanted))), wanted[at : at + step])
         for at in range(0, len(wanted), step)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
@@ -27,9 +25,9 @@ from tieconv.sources.local import MAX_FILES
 from tieconv.sources.objects import ObjectPath
 from tieconv.sources.objects.host_gate import HostGate, relays
 from tieconv.sources.objects.store_settings import allowed_hosts, store_settings
-from tieconv.sources.temporary import make_temporary
+from tieconv.sources.temporary import make_temporary, room_for
 from tieconv.sources.user_files import new_file
-from tieconv.text import shown, size
+from tieconv.text import shown
 
 T = TypeVar("T")
 
@@ -417,24 +415,13 @@ def fetch(listing: Listing, files: ObjectFiles, names: Iterable[str]) -> str:
     as its name. Raises `UnreadableError` if a file was replaced, or if the disk is full.
     """
     wanted = list(names)
-    needed = sum(files.size(name) for name in wanted)
-    base = tempfile.gettempdir()
-    if needed > shutil.disk_usage(base).free:
-        raise _no_space(listing.source, f"{size(needed)} do not fit into {shown(base)}")
-    try:
+    with room_for(shown(listing.source), sum(map(files.size, wanted)), "objects.copy"):
         root = os.path.join(make_temporary(), files.listed.fingerprint, os.path.basename(str(files.listed.path)))
         for directory in {os.path.dirname(os.path.join(root, name)) for name in wanted} | {root}:
             os.makedirs(directory, exist_ok=True)
         for _ in ranged.concurrently(partial(_copy, files, root), wanted, _WORKERS):
             continue
-    except OSError as error:
-        raise _no_space(listing.source, f"{shown(base)}: {(error.strerror or 'error').lower()}") from error
     return os.path.join(root, listing.named) if listing.named else root
-
-
-def _no_space(source: str, why: str) -> UnreadableError:
-    problem = f"{shown(source)} cannot be copied to the temporary directory: {why}"
-    return UnreadableError(problem, "use a directory with free space: TMPDIR=DIR", "objects.copy")
 
 
 def _copy(files: ObjectFiles, root: str, name: str) -> None:
