@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.loops import case
 from tieconv.install import install_command
 from tieconv.onnx.ort_session import diagnose
 
@@ -60,20 +61,32 @@ def loader(said: str = LOADED, version: int = 13000, status: int = 0, count: int
 ABSENT = "{}: cannot open shared object file: No such file or directory"
 
 
-@pytest.mark.parametrize(
-    ("library", "code", "why"),
-    [
-        ("libcublasLt.so.13", "session.cuda-libraries", "libcublasLt.so.13 of CUDA 13 is missing"),
-        ("libcudart.so.13", "session.cuda-libraries", "libcudart.so.13 of CUDA 13 is missing"),
-        ("libcurand.so.10", "session.cuda-libraries", "libcurand.so.10 of CUDA 13 is missing"),
-        ("libcudnn.so.9", "session.cudnn", "libcudnn.so.9 of cuDNN is missing"),
-    ],
+CAUSES = (
+    # what the loader and the driver answer, the code, a part of the reason, a part of the next command
+    (ABSENT.format("libcublasLt.so.13"), {}, "cuda-libraries", "libcublasLt.so.13 of CUDA 13 is missing", INSTALL),
+    (ABSENT.format("libcudart.so.13"), {}, "cuda-libraries", "libcudart.so.13 of CUDA 13 is missing", INSTALL),
+    (ABSENT.format("libcurand.so.10"), {}, "cuda-libraries", "libcurand.so.10 of CUDA 13 is missing", INSTALL),
+    (ABSENT.format("libcudnn.so.9"), {}, "cudnn", "libcudnn.so.9 of cuDNN is missing", INSTALL),
+    (ABSENT.format("libcuda.so.1"), {}, "no-driver", "libcuda.so.1, a library of the NVIDIA driver", "nvidia-smi"),
+    ("/lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found", {}, "library", "GLIBCXX_3.4.32", INSTALL),
+    # a driver of CUDA 11 lacks a function that the provider links to
+    ("p.so: undefined symbol: cuTensorMapEncodeTiled", {"version": 11080}, "old-driver", "CUDA 11.8", "580 or newer"),
+    # told before a device is asked for
+    (LOADED, {"version": 12040, "status": 35}, "old-driver", "supports CUDA 12.4", "580 or newer"),
+    # another status is given as it is: here the module and the library are of two versions
+    (LOADED, {"status": 803}, "no-driver", "error 803", "nvidia-smi"),
 )
-def test_a_missing_library(runtime: SimpleNamespace, library: str, code: str, why: str) -> None:
-    """The library is named, with what it belongs to, and the extra that brings it."""
-    found = diagnose(runtime, load=loader(ABSENT.format(library)))
-    assert (found.code, found.hint) == (code, INSTALL)
-    assert why in found.why
+
+
+def test_each_cause(runtime: SimpleNamespace) -> None:
+    """What is missing or too old is named, and the extra that brings it; no wheel brings a driver."""
+    for said, answers, code, why, hint in CAUSES:
+        with case(said, answers):
+            found = diagnose(runtime, load=loader(said, **answers))
+            assert found.code == f"session.{code}"
+            assert why in found.why
+            assert hint in found.hint
+            assert ("pip" in found.hint) == (hint == INSTALL)
 
 
 def test_another_major_of_cuda(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,30 +98,10 @@ def test_another_major_of_cuda(runtime: SimpleNamespace, monkeypatch: pytest.Mon
     assert found.hint.startswith(INSTALL)
 
 
-def test_no_driver(runtime: SimpleNamespace) -> None:
-    """Without libcuda there is no driver, and no wheel brings one."""
-    found = diagnose(runtime, load=loader(ABSENT.format("libcuda.so.1")))
-    assert found.code == "session.no-driver"
-    assert "nvidia-smi" in found.hint
-    assert "pip" not in found.hint
-
-
-def test_an_old_driver(runtime: SimpleNamespace) -> None:
-    """The driver serves CUDA 12.4: told before a device is asked for, with the oldest driver that serves 13."""
-    found = diagnose(runtime, load=loader(version=12040, status=35))
-    assert found.code == "session.old-driver"
-    assert "supports CUDA 12.4" in found.why
-    assert "580 or newer" in found.hint
-
-
-def test_a_driver_without_a_function(runtime: SimpleNamespace) -> None:
-    """A driver of CUDA 11 lacks a function that the provider links to: the driver is old, not the package broken."""
-    found = diagnose(runtime, load=loader("p.so: undefined symbol: cuTensorMapEncodeTiled", version=11080))
-    assert found.code == "session.old-driver"
-    assert "supports CUDA 11.8" in found.why
-    assert diagnose(runtime, "CUDA failure 35: insufficient", load=loader(version=12020)).why == found.why.replace(
-        "11.8", "12.2"
-    )
+def test_an_error_of_the_driver(runtime: SimpleNamespace) -> None:
+    """onnxruntime's own words tell of an old driver too."""
+    found = diagnose(runtime, "CUDA failure 35: insufficient", load=loader(version=12020))
+    assert "supports CUDA 12.2" in found.why
 
 
 @pytest.mark.parametrize("answers", [{"status": 100}, {"count": 0}])
@@ -120,17 +113,8 @@ def test_no_device(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, an
     assert diagnose(runtime, load=loader(**answers)).hint == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_a_driver_that_does_not_start(runtime: SimpleNamespace) -> None:
-    """Another status of the driver is given as it is (803: the module and the library are of two versions)."""
-    found = diagnose(runtime, load=loader(status=803))
-    assert "error 803" in found.why
-    assert found.code == "session.no-driver"
-
-
 def test_a_package_without_its_library(runtime: SimpleNamespace, tmp_path: Path) -> None:
-    """The file is not in the package; or the loader has another reason, which is quoted."""
-    found = diagnose(runtime, load=loader("/lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found"))
-    assert "GLIBCXX_3.4.32" in found.why
+    """The file is not in the package."""
     for path in (tmp_path / "capi").iterdir():
         path.unlink()
     assert diagnose(runtime, load=loader()).code == "session.incomplete"

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tieconv
+from tests import loops
 from tests.checks.fixtures.model import (
     BART,
     BERT,
@@ -58,26 +59,18 @@ def refusal(function, path: Path, **options: object) -> RefusedError:
 class TestBoth:
     """Refused whichever way."""
 
-    def test_a_class_without_head(self, function, tmp_path: Path) -> None:
-        """An encoder has no output embedding."""
-        config = {**LLAMA, "architectures": ["LlamaForSequenceClassification"]}
-        assert refusal(function, save(tmp_path / "m", config, llama())).code == "tie.headless"
-
-    def test_a_class_that_never_ties(self, function, tmp_path: Path) -> None:
-        """Its head is its own whatever the config says."""
-        path = save(tmp_path / "m", flagged(KIMI, True), llama(head=matrix(seed=1)))
-        assert refusal(function, path).code == "tie.never"
-
-    def test_neither_stored(self, function, tmp_path: Path) -> None:
-        """There is nothing to copy from."""
-        tensors = llama()
-        del tensors[EMBED]
-        assert refusal(function, save(tmp_path / "m", TIED, tensors)).code == "tie.absent"
-
-    def test_codes_instead_of_floats(self, function, tmp_path: Path) -> None:
-        """An int8 embedding means something only with its scales."""
-        path = save(tmp_path / "m", TIED, {**llama(), EMBED: np.zeros((8, 4), "<u4")})
-        assert refusal(function, path).code == "tie.quantised"
+    def test_states_of_the_pair(self, function, tmp_path: Path) -> None:
+        """No head, a head that no flag ties, nothing to copy from, and codes that mean something only with scales."""
+        headless = {**LLAMA, "architectures": ["LlamaForSequenceClassification"]}
+        absent = {name: values for name, values in llama().items() if name != EMBED}
+        for code, config, tensors in (
+            ("tie.headless", headless, llama()),
+            ("tie.never", flagged(KIMI, True), llama(head=matrix(seed=1))),
+            ("tie.absent", TIED, absent),
+            ("tie.quantised", TIED, {**llama(), EMBED: np.zeros((8, 4), "<u4")}),
+        ):
+            with loops.case(code):
+                assert refusal(function, save(tmp_path / code, config, tensors)).code == code
 
     def test_ambiguous_directories(self, function, tmp_path: Path) -> None:
         """A single file beside an index of another file: nobody knows which is meant."""

@@ -74,7 +74,8 @@ def temporary_directory() -> Iterator[str]:
 def room_for(subject: str, needed: int, code: str) -> Iterator[None]:
     """Raise `UnreadableError` if ``needed`` bytes of ``subject`` do not fit, or if the block cannot write them."""
     base = tempfile.gettempdir()
-    problem, hint = f"{subject} cannot be copied to the temporary directory", "use a directory with free space: TMPDIR=DIR"
+    problem = f"{subject} cannot be copied to the temporary directory"
+    hint = "use a directory with free space: TMPDIR=DIR"
     if needed > shutil.disk_usage(base).free:
         raise UnreadableError(f"{problem}: {size(needed)} do not fit into {shown(base)}", hint, code)
     try:
