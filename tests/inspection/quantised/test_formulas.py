@@ -141,6 +141,12 @@ class TestGptq:
                 formula[row, column] = (int(codes[row, column]) - zero) * float(scales[group_of])
         result = computed(parts, (rows, columns), quantization_config={**entries, "lm_head": True})
         np.testing.assert_array_equal(result, formula)
+        own = {key: entries.pop(key) for key in ("bits", "group_size")}
+        others = {**entries, "bits": 4 if bits != 4 else 8, "group_size": 16, "lm_head": True}
+        for pattern in ("lm_head", "+:.*head", "(?=lm_).*"):  # GPTQModel's settings of one module; one is undecided
+            dynamic = {"-:.*gate.*": {}, ".*up_proj": {"bits": 2}, pattern: own}
+            result = computed(parts, (rows, columns), quantization_config={**others, "dynamic": dynamic})
+            np.testing.assert_array_equal(result, formula)
 
 
 class TestAwq:

@@ -130,7 +130,19 @@ def _gptq(values: Values, module: str, role: str) -> ConfigChoice:
     layout = values.get("checkpoint_format")
     if layout is None and values.get("quant_method") == "gptq_v2":
         layout = "gptq_v2"
-    return _in_groups(values, verdict, "lm_head" if listed else "", _truth(values.get("sym")), text_of(layout))
+    merged = {**values, **_dynamic_settings(values.get("dynamic"), module)}
+    return _in_groups(merged, verdict, "lm_head" if listed else "", _truth(merged.get("sym")), text_of(layout))
+
+
+def _dynamic_settings(dynamic: object, module: str) -> Values:
+    """Return what GPTQ's `dynamic` sets for the module: the first entry that matches, nothing if that is undecided."""
+    for entry, settings in list(dynamic.items())[:_MOST_ENTRIES] if isinstance(dynamic, Mapping) else ():
+        match = False if entry.startswith("-:") else matches_pattern(entry.removeprefix("+:"), module)
+        if match and isinstance(settings, Mapping):
+            return settings
+        if match is None:
+            return {"bits": None, "group_size": None, "sym": None}
+    return {}
 
 
 def _dynamic_names(dynamic: object, module: str) -> bool:
