@@ -134,7 +134,7 @@ _BLOCK = 1024 * 1024
 
 
 def _width(record: TensorRecord) -> int:
-    return record.range.size // record.elements
+    return record.range.size // max(record.elements, 1)
 
 
 # Find the bytes of one stored chunk: all of a range, or the tensor in an archive of `torch.save`.

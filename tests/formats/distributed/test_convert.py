@@ -113,6 +113,17 @@ def test_torch_merge_has_the_same_bytes(tmp_path: Path) -> None:
     assert stored and all(torch.equal(merged[f"app.model.{name}"], tensor) for name, tensor in stored.items())
 
 
+def test_a_tensor_without_elements(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    model = llama(tied=False)
+    model.model.register_buffer("empty", torch.zeros(0, 4))
+    dcp.save(model.state_dict(), checkpoint_id=tmp_path / "c", no_dist=True)
+    model.config.save_pretrained(tmp_path / "c")
+    api.plan_convert("safetensors", tmp_path / "c").execute(tmp_path / "out")
+    assert written(tmp_path / "out")["model.empty"].shape == (0, 4)
+
+
 def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
     """The flag says tied, but the bytes differ: both tensors are written, and `check` says so before and after."""
     model = llama(tied=True)
