@@ -98,15 +98,15 @@ def _applied(file: GraphFile, table: Table, head: Table, names: Names) -> Shared
     ids = node.inputs[1]
     assert ids is not None
     if head.zeros is None:
-        codes = builder.add("Gather", [head.codes, ids])
-        codes = builder.add("Reshape", [codes, builder.constant([-1, head.blocks * head.block * head.bits // 8])])
-        scales = builder.add("Gather", [head.scales, ids])
-        scales = builder.add("Reshape", [scales, builder.constant([-1, head.blocks])])
-        ends = builder.constant(0), builder.add("Size", [ids]), builder.constant(1)
-        rows = builder.add("Range", [*ends])
-        rows = builder.add("Reshape", [rows, builder.add("Shape", [ids])], allowzero=1)
+        codes = builder.op("Gather", [head.codes, ids])
+        codes = builder.op("Reshape", [codes, builder.constant([-1, head.blocks * head.block * head.bits // 8])])
+        scales = builder.op("Gather", [head.scales, ids])
+        scales = builder.op("Reshape", [scales, builder.constant([-1, head.blocks])])
+        ends = builder.constant(0), builder.op("Size", [ids]), builder.constant(1)
+        rows = builder.op("Range", [*ends])
+        rows = builder.op("Reshape", [rows, builder.op("Shape", [ids])], {"allowzero": 1})
         attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": head.block, "bits": head.bits}
-        builder.nodes.append(ir.node(LOOKUP, [codes, rows, scales], attributes, domain=MICROSOFT))
+        builder.op(LOOKUP, [codes, rows, scales], attributes, domain=MICROSOFT)
     else:
         _with_zero_points(builder, head, head.zeros, ids)
     replace_node(node, builder.nodes, names)
@@ -301,17 +301,12 @@ def _bytes(value: ir.Value) -> np.ndarray:
 # again. So the rows are gathered first, and reshaped afterwards, which copies nothing that is stored.
 
 
-class _Builder:
-    """Nodes in the order of their computation, and the constants that they read."""
+class _Builder(ir.tape.Tape):
+    """The nodes that replace a node, in the order of their computation, and the constants that they read."""
 
     def __init__(self, replaced: ir.Node, names: Names) -> None:
-        self.nodes: list[ir.Node] = []
+        super().__init__()
         self._replaced, self._names = replaced, names
-
-    def add(self, operator: str, inputs: Sequence[ir.Value | None], **attributes: int | str) -> ir.Value:
-        node = ir.node(operator, inputs, attributes)
-        self.nodes.append(node)
-        return node.outputs[0]
 
     def constant(self, values: int | Sequence[int], dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
         return constant(self._replaced, values, self._names, str(values), dtype)
@@ -319,25 +314,25 @@ class _Builder:
 
 def _with_zero_points(builder: _Builder, head: Table, zeros: ir.Value, ids: ir.Value) -> None:
     """Compute (code − zero point) × scale. A GatherBlockQuantized accepts zero points of constant shape only."""
-    whole = builder.add("Shape", [ids])
+    whole = builder.op("Shape", [ids])
     dtype = int(head.scales.dtype or ir.DataType.FLOAT)
     blocks = builder.constant([head.blocks, head.block])
-    codes = _unpacked(builder, builder.add("Gather", [head.codes, ids]), head.bits)
-    codes = builder.add("Reshape", [codes, builder.add("Concat", [whole, blocks], axis=0)], allowzero=1)
-    points = _unpacked(builder, builder.add("Gather", [zeros, ids]), head.bits)
+    codes = _unpacked(builder, builder.op("Gather", [head.codes, ids]), head.bits)
+    codes = builder.op("Reshape", [codes, builder.op("Concat", [whole, blocks], {"axis": 0})], {"allowzero": 1})
+    points = _unpacked(builder, builder.op("Gather", [zeros, ids]), head.bits)
     width = builder.constant([-1 if head.bits == 8 else head.blocks + head.blocks % 2])
     if head.bits != 8:
-        points = builder.add("Reshape", [points, builder.add("Concat", [whole, width], axis=0)], allowzero=1)
+        points = builder.op("Reshape", [points, builder.op("Concat", [whole, width], {"axis": 0})], {"allowzero": 1})
         if head.blocks % 2:
             span = [builder.constant(values) for values in ([0], [head.blocks], [-1])]
-            points = builder.add("Slice", [points, *span])
+            points = builder.op("Slice", [points, *span])
     end = builder.constant([-1])
-    points = builder.add("Unsqueeze", [points, end])
-    scales = builder.add("Unsqueeze", [builder.add("Gather", [head.scales, ids]), end])
-    exact = [builder.add("Cast", [value], to=dtype) for value in (codes, points)]
-    product = builder.add("Mul", [builder.add("Sub", exact), scales])
+    points = builder.op("Unsqueeze", [points, end])
+    scales = builder.op("Unsqueeze", [builder.op("Gather", [head.scales, ids]), end])
+    exact = [builder.op("Cast", [value], {"to": dtype}) for value in (codes, points)]
+    product = builder.op("Mul", [builder.op("Sub", exact), scales])
     row = builder.constant([head.blocks * head.block])
-    builder.add("Reshape", [product, builder.add("Concat", [whole, row], axis=0)], allowzero=1)
+    builder.op("Reshape", [product, builder.op("Concat", [whole, row], {"axis": 0})], {"allowzero": 1})
 
 
 def _unpacked(builder: _Builder, packed: ir.Value, bits: int) -> ir.Value:
@@ -345,10 +340,10 @@ def _unpacked(builder: _Builder, packed: ir.Value, bits: int) -> ir.Value:
     if bits == 8:
         return packed
     last_axis = builder.constant([-1])
-    low = builder.add("BitwiseAnd", [packed, builder.constant(15, ir.DataType.UINT8)])
-    high = builder.add("BitShift", [packed, builder.constant(4, ir.DataType.UINT8)], direction="RIGHT")
-    halves = [builder.add("Unsqueeze", [half, last_axis]) for half in (low, high)]
-    return builder.add("Concat", halves, axis=-1)
+    low = builder.op("BitwiseAnd", [packed, builder.constant(15, ir.DataType.UINT8)])
+    high = builder.op("BitShift", [packed, builder.constant(4, ir.DataType.UINT8)], {"direction": "RIGHT"})
+    halves = [builder.op("Unsqueeze", [half, last_axis]) for half in (low, high)]
+    return builder.op("Concat", halves, {"axis": -1})
 
 
 # Move DequantizeLinear behind the lookup of an embedding, and behind the Transpose of a head.
@@ -371,6 +366,11 @@ class _Codes:
     scale: ir.Value
     zero: ir.Value | None
     axis: int | None
+
+    @property
+    def scaling(self) -> tuple[ir.Value, ...]:
+        """The scale, and the zero point if there is one."""
+        return (self.scale,) if self.zero is None else (self.scale, self.zero)
 
     @property
     def looked_up(self) -> list[ir.Node]:
@@ -423,17 +423,16 @@ def move_dequantisation(model: ir.Model, names: Names) -> None:
         ]
         for node in lookup.looked_up if products else ():
             # Gather codes, and dequantise the gathered rows.
-            ids = node.inputs[1]
-            nodes = [ir.node("Gather", [lookup.codes, ids])]
-            nodes[0].outputs[0].type = lookup.codes.type
-            codes = nodes[0].outputs[0]
+            builder, ids = _Builder(node, names), node.inputs[1]
+            codes = builder.op("Gather", [lookup.codes, ids])
+            codes.type = lookup.codes.type
             if lookup.axis is None:
-                nodes.append(ir.node("DequantizeLinear", [codes, lookup.scale, *_some(lookup.zero)]))
+                builder.op("DequantizeLinear", [codes, *lookup.scaling])
             elif lookup.axis == 1:
-                nodes.append(ir.node("DequantizeLinear", [codes, lookup.scale, *_some(lookup.zero)], {"axis": -1}))
+                builder.op("DequantizeLinear", [codes, *lookup.scaling], {"axis": -1})
             else:
-                nodes += _by_row(lookup, node, codes, names)
-            replace_node(node, nodes, names)
+                _scale_rows(builder, lookup, ids, codes, end=constant(node, [-1], names, "end"))
+            replace_node(node, builder.nodes, names)
         for product in products:
             for node in product.turned:
                 _turn_codes(product, node, names)
@@ -479,39 +478,24 @@ def _array(part: ir.Value) -> np.ndarray:
     return part.const_value.numpy()
 
 
-def _by_row(lookup: _Codes, node: ir.Node, codes: ir.Value, names: Names) -> list[ir.Node]:
-    """Return nodes for (code − zero point) × scale, with the scale and the zero point of each gathered row."""
-    ids, end = node.inputs[1], constant(node, [-1], names, "end")
-    dtype = int(lookup.scale.dtype or ir.DataType.FLOAT)
-    nodes = [ir.node("Cast", [codes], {"to": dtype})]
-    value = nodes[0].outputs[0]
+def _scale_rows(builder: _Builder, lookup: _Codes, ids: ir.Value | None, codes: ir.Value, end: ir.Value) -> None:
+    """Compute (code − zero point) × scale, with the scale and the zero point of each gathered row."""
+    cast = {"to": int(lookup.scale.dtype or ir.DataType.FLOAT)}
+    value = builder.op("Cast", [codes], cast)
     if lookup.zero is not None:
-        nodes += (points := _rows(lookup.zero, ids, end, dtype))
-        nodes.append(ir.node("Sub", [value, points[-1].outputs[0]]))
-        value = nodes[-1].outputs[0]
-    nodes += (scales := _rows(lookup.scale, ids, end, None))
-    return [*nodes, ir.node("Mul", [value, scales[-1].outputs[0]])]
-
-
-def _rows(part: ir.Value, ids: ir.Value | None, end: ir.Value, dtype: int | None) -> list[ir.Node]:
-    nodes = [ir.node("Gather", [part, ids])]
-    nodes.append(ir.node("Unsqueeze", [nodes[-1].outputs[0], end]))
-    if dtype is not None:
-        nodes.append(ir.node("Cast", [nodes[-1].outputs[0]], {"to": dtype}))
-    return nodes
+        points = builder.op("Unsqueeze", [builder.op("Gather", [lookup.zero, ids]), end])
+        value = builder.op("Sub", [value, builder.op("Cast", [points], cast)])
+    scales = builder.op("Unsqueeze", [builder.op("Gather", [lookup.scale, ids]), end])
+    builder.op("Mul", [value, scales])
 
 
 def _turn_codes(lookup: _Codes, node: ir.Node, names: Names) -> None:
     """Transpose codes, and dequantise the transposed matrix."""
     assert lookup.codes.const_value is not None
-    turned = ir.node("Transpose", [lookup.codes], {"perm": [1, 0]})
-    turned.outputs[0].type = lookup.codes.type
-    turned.outputs[0].shape = ir.Shape(sides(lookup.codes.const_value.shape)[::-1])
+    builder = _Builder(node, names)
+    turned = builder.op("Transpose", [lookup.codes], {"perm": [1, 0]})
+    turned.type = lookup.codes.type
+    turned.shape = ir.Shape(sides(lookup.codes.const_value.shape)[::-1])
     axis = {} if lookup.axis is None else {"axis": 1 - lookup.axis}
-    replace_node(
-        node, [turned, ir.node("DequantizeLinear", [turned.outputs[0], lookup.scale, *_some(lookup.zero)], axis)], names
-    )
-
-
-def _some(value: ir.Value | None) -> Sequence[ir.Value]:
-    return () if value is None else (value,)
+    builder.op("DequantizeLinear", [turned, *lookup.scaling], axis)
+    replace_node(node, builder.nodes, names)
