@@ -166,6 +166,16 @@ def empty_dtype(path: Path) -> None:
     load_file(path)
 
 
+def short_bias(path: Path) -> None:
+    """Both names of the bias of a BERT, before a resize."""
+    sizes = {"hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=8, **sizes))
+    stored = model.state_dict()
+    short = {"cls.predictions.bias": torch.zeros(7), "cls.predictions.decoder.bias": torch.zeros(7)}
+    model.save_pretrained(path, state_dict=stored | short, safe_serialization=True)
+    transformers.BertForMaskedLM.from_pretrained(path, ignore_mismatched_sizes=True)
+
+
 TABLE = torch.randn(8, 4)
 LAYER, LORA = "model.layers.0.", "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 LOADED: dict[str, tuple[Callable[[Tensors], object], bool]] = {
@@ -194,6 +204,7 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
     ),
     "C08": (lambda path: stored(path, EMBED, lambda t: t.pop(EMBED)),),
     "C19": (without_bias, lambda path: stored(path, "lm_head.bias")),
+    "C20": (short_bias,),
     "C25": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE}, path / "x"), lambda path: saved_shared(path)),
     "C26": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE.t()}, path / "x"),),
     "C27": (lambda path: save_model(Views(), str(path / "x")),),
@@ -223,6 +234,10 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
         resized,
     ),
     "C70": (without_shard,),
+    "C74": (
+        lambda path: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))(torch.tensor([[8]])),
+        lambda path: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, pad_token_id=8)),
+    ),
     "C72": (lambda path: transformers.LlamaModel.from_pretrained(saved(path, dict, tied=False)),),
 }
 

@@ -294,6 +294,7 @@ def test_further_reports_beside_the_log(models: Path, tmp_path: Path) -> None:
         assert (tmp_path / name).read_text() == run(f"check --format {name}", model).stdout
     for wrong in ("sarfi=x", "json=", "json"):
         assert "--report takes FORMAT=FILE" in refused(f"check --report {wrong}", model)
+    assert "a page as HTML: tieconv fleet report" in refused("check --report html=page.html", model)
     assert not Path("x").exists()
 
 

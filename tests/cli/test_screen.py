@@ -208,6 +208,17 @@ def test_progress_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn.text.index("export: loading torch") < drawn.text.index("export: tracing the graph")
 
 
+def test_a_log_names_each_step_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal, `-v` prints a line for a step, and nothing prints one without `-v`."""
+    for verbose, lines in (True, ["export: loading torch", "export: tracing the graph"]), (False, []):
+        monkeypatch.setitem(progress._asked, "verbose", verbose)
+        with progress.stage_progress("export") as stage:
+            for done in range(2):
+                stage("loading torch", done, 2)
+            stage("tracing the graph", 1, 6)
+        assert capsys.readouterr().err.splitlines() == lines
+
+
 def test_a_silent_step_shows_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A timer draws the time of a step that reports nothing. With a total, the time left is shown."""
     before = signal.getsignal(signal.SIGALRM), signal.setitimer(signal.ITIMER_REAL, 0)
@@ -251,6 +262,7 @@ def test_an_export_says_which_step_it_is_in(tmp_path: Path) -> None:
         ("info", "did you mean tieconv inspect?"),
         ("show", "did you mean tieconv inspect?"),
         ("lint", "did you mean tieconv check?"),
+        ("repair", "did you mean tieconv check --fix?"),
         ("verify", "did you mean tieconv check?"),
         ("retye", "did you mean tieconv retie?"),
         ("fix", "did you mean tieconv check --fix?"),

@@ -207,6 +207,7 @@ LISTS_OF_NONE = "[]", '["vllm", " "]', "[1]"
     ("text", "message", "hint"),
     [
         ('selct = ["TIE"]', "unknown setting selct", "did you mean select?"),
+        ('[tool.tieconv]\nselect = ["TIE"]', "unknown setting tool", "leave [tool.tieconv] out"),
         ('zzz = ["TIE"]', "unknown setting zzz", "the settings are select"),
         ('select = "TIE"', "select must be a list of rules", ""),
         ("select = [1]", "select must be a list of rules", ""),

@@ -83,6 +83,7 @@ class Arguments:
             wrong = "--resume and --fix cannot be used together; finish the run first, then fix"
         elif not all(re.fullmatch(f"({'|'.join(FORMATS)})=.+", report, re.DOTALL) for report in self.reports):
             wrong = f"--report takes FORMAT=FILE, such as sarif=check.sarif; the formats are {', '.join(FORMATS)}"
+            wrong += "; a page as HTML: tieconv fleet report" if any("html=" in each for each in self.reports) else ""
         if wrong:
             raise click.UsageError(wrong)
 

@@ -68,6 +68,7 @@ def _usage(failed: click.Context | None, context: click.Context | None) -> str:
 _SAME = {
     "info": "inspect", "show": "inspect", "ls": "inspect", "list": "inspect", "describe": "inspect", "print": "inspect",
     "lint": "check", "verify": "check", "validate": "check", "test": "check", "scan": "check", "fix": "check --fix",
+    "repair": "check --fix", "doctor": "check",
     "tie": "retie", "merge": "retie", "clone": "untie", "deduplicate": "dedup", "compare": "diff", "upload": "push",
     "index": "reindex", "strip": "bias strip", "rule": "explain",
 }  # fmt: skip

@@ -272,12 +272,15 @@ def count_progress(label: str) -> _Bar:
 def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
     """Yield ``stage(name, done, total)``, which shows the name of the current step at once, and its time each second.
 
-    Without a ``total`` (0), the time left is not shown. A signal draws: a thread would be alive in a fork.
+    Without a ``total`` (0), the time left is not shown. A signal draws: a thread would be alive in a fork. Without a
+    terminal, `-v` prints a line for each step.
     """
     with _Bar(label, "BarColumn", "TimeElapsedColumn", "TimeRemainingColumn") as bar:
 
         def stage(name: str, done: int, total: int) -> None:
-            bar.label = f"{label}: {name}"
+            before, bar.label = bar.label, f"{label}: {name}"
+            if bar.label != before and not bar.shows and bool(_asked.get("verbose")):
+                echo(bar.label, err=True)
             bar.started, bar.drawn = float("-inf"), 0.0
             bar(done, total)
 

@@ -329,6 +329,8 @@ class _Table:
             if key not in known:
                 suggestions = close(key, known)
                 hint = f"did you mean {suggestions[0]}?" if suggestions else f"the settings are {', '.join(known)}"
+                if key == "tool":
+                    hint = f"in {shown(os.path.basename(self.path))} leave [tool.tieconv] out; pyproject.toml needs it"
                 name = f"{self.prefix}{shown(key, 60)}"
                 raise SettingsError(f"{shown(self.path)}: unknown setting {name}", hint, "settings.key")
 
