@@ -16,7 +16,8 @@ from huggingface_hub.errors import StrictDataclassError
 from fixtures import families, zoo
 from tieconv.api.evidence import inspect
 from tieconv.architectures import class_table as table
-from tieconv.architectures.effective_flag import SIZES, vocabulary_sizes, word_sizes
+from tieconv.architectures.effective_flag import SIZES, vocabulary_rows, vocabulary_sizes, word_sizes
+from tieconv.loaders import release_tables
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -79,18 +80,29 @@ def test_the_sizes_that_count_the_word_tables(tmp_path: Path, name: str) -> None
     assert more <= set().union(*(counted[path] for path in own)) - words
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertForMaskedLM", "BartForConditionalGeneration"])
+PADDING = {table: release_tables.names("transformers-5", f"{table} padding") for table in ("refuses", "takes")}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", sorted(PADDING["refuses"] | PADDING["takes"]))
 def test_a_padding_token_without_a_row(tmp_path: Path, name: str) -> None:
-    """VOC003: such a class is not built."""
+    """VOC003 and the row of transformers 5 say which classes are not built."""
     zoo.build(name).save_pretrained(tmp_path)
+    evidence = inspect(tmp_path, depth="header")
     config = json.loads((tmp_path / "config.json").read_text())
-    for number, rules in ((zoo.VOCAB - 1, []), (zoo.VOCAB, ["VOC003"])):
-        (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": number}))
-        assert [finding.rule for finding in inspect(tmp_path).findings] == rules
-        rows = inspect(tmp_path, consumers="transformers").consumers
-        assert all((str(row.outcome) == "unknown") == bool(rules) for row in rows)
-        expected = pytest.raises((AssertionError, ValueError), match="adding_idx") if rules else nullcontext()
-        with expected:
+    level = config
+    for key in filter(None, evidence.family.text_level.split(".")):
+        level = level[key]
+    refused, rows = name in PADDING["refuses"], max(vocabulary_rows(evidence).values())
+    for number in (rows - 1, rows):
+        level["pad_token_id"] = number
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        reported = [str(finding.level) for finding in inspect(tmp_path).findings if finding.rule == "VOC003"]
+        assert reported == ["error" if refused else "warning"] * (number == rows)
+        newest = next(row for row in inspect(tmp_path, consumers="transformers").consumers if row.version == "5.x")
+        assert ("pad_token_id" in newest.detail) == (refused and number == rows)
+        assert str(newest.outcome) == "error" or "pad_token_id" not in newest.detail
+        with pytest.raises(AssertionError, match="adding_idx") if refused and number == rows else nullcontext():
             zoo.model_class(name).from_pretrained(tmp_path)
 
 

@@ -25,6 +25,7 @@ from tieconv.checkpoint.relation.proved import NO_NUMPY, Unread
 from tieconv.checkpoint.weight_file import marked
 from tieconv.checks import evidence, quantised, remedies
 from tieconv.checks.evidence import rule
+from tieconv.loaders.evidence import refuses_padding
 from tieconv.loaders.transformers5 import mistakable
 from tieconv.text import count, shown
 
@@ -716,7 +717,7 @@ def unpredicted(inspection: Inspection) -> Iterator[Finding]:
         )
 
 
-@rule("VOC003", "token-without-row", Level.WARNING)
+@rule("VOC003", "token-without-row", Level.ERROR)
 def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     """The embedding has no row for a token of the tokenizer or for the padding token.
 
@@ -728,14 +729,15 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     ## Why it matters
     A text with such a token ends in an `IndexError`, or in an assertion on a GPU.
 
-    transformers 5.23 refuses to build 348 of 401 classes with such a `pad_token_id`. Its message is "Padding_idx must be
-    within num_embeddings". One cause is a token that was added without `resize_token_embeddings`.
+    transformers 5.23 does not load 210 of 329 classes with such a `pad_token_id`. Its message is "Padding_idx must be
+    within num_embeddings". The finding is an error for them. One cause is a token that was added without
+    `resize_token_embeddings`.
 
     ## Example
     A Llama of 8 rows with a padding token that was added:
 
-        warning VOC003: pad_token_id is 8, but model.embed_tokens.weight has 8 rows.
-        Most classes of transformers fail to load so.
+        error VOC003: pad_token_id is 8, but model.embed_tokens.weight has 8 rows.
+        transformers does not build the class so.
 
     ## How to fix
     `tieconv resize --to N --fill mean` adds the rows (review first: may change the model's outputs). Or set `pad_token_id`
@@ -743,11 +745,12 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     """
     for path, number in tokens_without_row(inspection):
         name, rows = next(iter(vocabulary_rows(inspection).items()))
-        subject, end = f"{shown(path)} is {number:,}", "Most classes of transformers fail to load so"
-        if not path.endswith("pad_token_id"):
-            subject, end = f"The tokenizer has ids up to {number:,}", "A text with such a token ends in an error"
+        refuses = path.endswith("pad_token_id") and refuses_padding(inspection)
+        subject = f"{shown(path)} is" if path.endswith("pad_token_id") else "The tokenizer has ids up to"
+        end = "transformers does not build the class so" if refuses else "A text with such a token ends in an error"
         yield token_without_row.finding(
-            f"{subject}, but {shown(name)} has {rows:,} rows. {end}.",
+            f"{subject} {number:,}, but {shown(name)} has {rows:,} rows. {end}.",
             [name],
+            level=Level.ERROR if refuses else Level.WARNING,
             remedy=remedies.resize(inspection, to=number + 1, fill="mean", safe=False),
         )

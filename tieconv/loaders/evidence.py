@@ -181,6 +181,27 @@ def wrong_rows(inspection: Inspection) -> Refusal | None:
     return undeclared_rows(inspection, effective_flag.vocabulary_rows(inspection))
 
 
+def without_padding(inspection: Inspection, version: str) -> Refusal | None:
+    """Return why transformers does not build the class with its padding token, or may not: the token has no row."""
+    padding = next((item for item in effective_flag.tokens_without_row(inspection) if "pad" in item[0]), None)
+    measured = version.startswith("5.")
+    refuses = refuses_padding(inspection)
+    if padding is None or (measured and refuses is False):
+        return None
+    sentence = f"{shown(padding[0])} is {padding[1]:,}, for which the embedding has no row"
+    if measured and refuses:
+        return Refusal(Cause.CONFIG, f"transformers does not build the class, because {sentence}")
+    return unknown(f"{sentence}, and most classes are not built so")
+
+
+def refuses_padding(inspection: Inspection) -> bool | None:
+    """Return whether transformers 5.23 refuses a padding token without a row; ``None`` if that was not measured."""
+    named = inspection.family.architecture
+    if named in release_tables.names("transformers-5", "refuses padding"):
+        return True
+    return False if named in release_tables.names("transformers-5", "takes padding") else None
+
+
 def undeclared_rows(inspection: Inspection, tables: Mapping[str, int]) -> Refusal | None:
     """Return the refusal of the first of ``tables``, names with their rows, whose rows the config does not declare."""
     sizes = effective_flag.vocabulary_sizes(inspection)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from tieconv.architectures.effective_flag import odd_size, tokens_without_row
+from tieconv.architectures.effective_flag import odd_size
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection, State, lists_float_head
@@ -348,10 +348,8 @@ class Consumer:
             if problem:  # transformers 4.57 takes true for 1 layer, and not for other sizes
                 takes_any = isinstance(size, bool) and self.name == "transformers" and self.version.startswith("4.")
                 refusal = Refusal(Cause.UNKNOWN if takes_any else Cause.CONFIG, problem)
-            for path, number in tokens_without_row(inspection) if self.name == "transformers" else ():
-                if path.endswith("pad_token_id"):
-                    sentence = f"{shown(path)} is {number:,} and has no row, and most classes of transformers fail so"
-                    refusal = refusal or Refusal(Cause.UNKNOWN, sentence)
+            if self.name == "transformers":
+                refusal = refusal or evidence.without_padding(inspection, self.version)
             if refusal is not None:
                 loaded = stopped(loaded.loader, refusal)
         reads = self.name == "mlx-lm" or not inspection.family.mlx_names
