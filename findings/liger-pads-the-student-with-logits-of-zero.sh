@@ -9,8 +9,9 @@
 # above 0. At a level of -5 the absent tokens take most of the student's probability. At -20 the Jensen-Shannon loss is
 # at its maximum, log 2, and its gradient is almost 0, so nothing is learned. A comment in the code says that the
 # logits are padded. The docstrings do not mention it. Nothing is raised or warned. A teacher with fewer rows than the
-# student raises an error. No public issue was found; pull request 6629 of trl is about scales and soft caps that this
-# loss does not know. Seen with liger-kernel 0.8.5 and torch 2.13.0:
+# student raises an error. Pull request 634 of Liger-Kernel added the padding for Qwen. No public issue about it was
+# found; pull request 6629 of trl is about scales and soft caps that this loss does not know. Seen with liger-kernel
+# 0.8.5 and torch 2.13.0:
 #   level 20, Kullback-Leibler: loss with 200 rows 0.00, with 256 rows 0.00, gradient 0.0000
 #   level 0, Kullback-Leibler: loss with 200 rows 0.00, with 256 rows 0.05, gradient 0.0101
 #   level -5, Kullback-Leibler: loss with 200 rows 0.00, with 256 rows 1.93, gradient 0.2188
