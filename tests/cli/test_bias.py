@@ -13,6 +13,7 @@ import transformers
 
 import tieconv
 from fixtures import zoo
+from tests.checks.fixtures.model import LLAMA, flagged, gptq, save
 from tests.checks.fixtures.more import inkling
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, configure, edit, editing, operations, plan, same, snapshot, tensors
@@ -129,6 +130,13 @@ def test_a_bias_of_quantised_rows_is_refused(model) -> None:
     folder = model("llama-untied")
     edit(folder, lambda stored: stored.update({"lm_head.weight": torch.zeros(192, 32, dtype=torch.int8)}))
     assert "is quantised (I8)" in refused("bias zero", folder)
+
+
+def test_a_bias_beside_packed_tables_is_refused(tmp_path: Path) -> None:
+    """The tables are stored, as codes in several parts."""
+    config = {**flagged(LLAMA, False), "quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": -1}}
+    folder = save(tmp_path / "model", config, {**gptq("model.embed_tokens"), **gptq("lm_head")})
+    assert "the head and the embedding are quantised" in refused("bias zero", folder)
 
 
 def test_an_architecture_without_a_head_is_refused(model) -> None:

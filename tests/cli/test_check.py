@@ -375,6 +375,13 @@ def tieconv_process(*arguments: str | Path, **options: Any) -> subprocess.Popen[
     )
 
 
+def test_a_model_by_two_paths_is_checked_once(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first name is printed."""
+    monkeypatch.chdir(models)
+    result = run("check", "t5", "./t5", models / "t5")
+    assert result.stderr.startswith("1 model: ") and result.stdout.startswith("t5: ")
+
+
 def test_an_interrupt_is_no_answer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 130: 1 would say that there is a finding."""
 
@@ -384,6 +391,25 @@ def test_an_interrupt_is_no_answer(models: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tieconv.cli.check.run_gate", interrupted)
     result = run("check", models / "t5")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+_INTERRUPTED = """
+import atexit, sys
+from tieconv import __main__
+atexit.register(print, "taken down")
+if "torch" in sys.argv:
+    sys.modules["torch"] = sys
+__main__.main = lambda **_: print("output") or sys.exit(int(sys.argv[1]))
+__main__.run()
+"""
+
+
+@pytest.mark.parametrize(("words", "down"), [(("130", "torch"), False), (("130", ""), True), (("1", "torch"), True)])
+def test_an_interrupt_takes_no_model_down(words: tuple[str, ...], down: bool) -> None:
+    """Python needs a second for torch and gigabytes. What was printed is printed all the same."""
+    result = subprocess.run([sys.executable, "-c", _INTERRUPTED, *words], capture_output=True, text=True, cwd=ROOT)
+    printed = ["output", "taken down"] if down else ["output"]
+    assert (result.returncode, result.stdout.splitlines()) == (int(words[0]), printed)
 
 
 def test_a_reader_that_goes_away(models: Path) -> None:

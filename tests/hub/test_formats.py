@@ -192,6 +192,10 @@ def test_distributed_checkpoint(words: tuple[str, ...], hub: Hub, tieconv: Run, 
     assert not hub.of("__0_0.distcp") and len(hub.of(".metadata")) == 1
     refused = tieconv("retie", "hf://org/m", "-o", "out")
     assert refused.returncode == 2 and "never writes" in refused.stderr
+    step = "copy it to this machine, and convert it there"
+    assert (
+        step in refused.stderr and step in tieconv("convert", "hf://org/m", "--to", "safetensors", "-o", "out").stderr
+    )
     assert not (tmp_path / "hf-home" / "hub").exists()
 
 

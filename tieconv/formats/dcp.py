@@ -81,7 +81,9 @@ def _checkpoint(
     used = {*names, *([metadata] if metadata else []), *([config.name] if config else [])}
     checkpoint = checkpoint_of(listing, files, Layout.SHARDED, "dcp", weights, sorted(used))
     hint = Hint("convert it first: ", call("convert", listing.source, to="safetensors", out=OUT))
-    closed = hasattr(files, "client") or not readable
+    if remote := hasattr(files, "client"):
+        hint = Hint("copy it to this machine, and convert it there")
+    closed = remote or not readable
     return replace(checkpoint, config=config, cautions=cautions, table=table, read_only=hint, headers_only=closed)
 
 

@@ -247,7 +247,10 @@ def chosen_models(sources: Iterable[str], choice: Choice) -> tuple[str, ...]:
         and not any(choice.names(name) for source in sources for name, _ in _expanded(source, choice))
     ):
         raise UnreadableError("no model passes --include and --exclude", "check the patterns", "check.filters")
-    return tuple(dict.fromkeys(models))
+    unique: dict[str, str] = {}
+    for model in models:
+        unique.setdefault(model if "://" in model else os.path.abspath(model), model)
+    return tuple(unique.values())
 
 
 def _expanded(source: str, choice: Choice) -> Iterable[Dated]:

@@ -38,7 +38,9 @@ def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
     output = inspection.head.output_head
     like = output if output and output.shape and output.dtype else embedding
     if like is None or not like.shape or not like.dtype:
-        problem = f"{shown(inspection.checkpoint.source)} stores no head and no embedding, so the bias size is unknown"
+        quantised = inspection.quantised_tables is not None
+        why = "the head and the embedding are quantised" if quantised else "it stores no head and no embedding"
+        problem = f"{shown(inspection.checkpoint.source)}: {why}, so the size and dtype of a bias are unknown"
         refuse(problem, again(inspection, "inspect"), "bias.size")
     rows = like.shape[0]
     shape = (1, rows) if inspection.family.bias_is_row else (rows,)

@@ -280,7 +280,9 @@ def convertible(inspection: Inspection, to: str) -> Inspection:
     checkpoint = inspection.checkpoint
     source = shown(checkpoint.source)
     if checkpoint.headers_only:
-        hint = "copy it to this machine, and save it without extensions of torch.distributed.checkpoint"
+        hint = checkpoint.read_only
+        if os.path.exists(checkpoint.root):
+            hint = "save it without extensions of torch.distributed.checkpoint"
         refuse(f"tieconv reads only the names and shapes of {source}", hint, "dcp.headers-only")
     if checkpoint.companions.keys() >= _MEGATRON:
         problem = f"{source} is a checkpoint of Megatron-LM, whose tensors have other names than those of transformers"
