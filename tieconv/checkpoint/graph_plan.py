@@ -189,16 +189,16 @@ class ExportOptions:
     ``fuse`` and ``quantise`` are ``None`` if the graph is neither fused nor quantised. ``budget`` is in seconds.
     """
 
-    precision: str = "fp32"
-    head_form: HeadForm = HeadForm.GEMM
-    opset: int | None = None
-    provider: str = "auto"
-    parity: bool = True
-    fuse: str | None = None
-    layout: str = "plain"
-    quantise: str | None = None
-    inputs_embeds: bool = False
-    budget: float | None = None
+    precision: str
+    head_form: HeadForm
+    opset: int | None
+    provider: str
+    parity: bool
+    fuse: str | None
+    layout: str
+    quantise: str | None
+    inputs_embeds: bool
+    budget: float | None
 
 
 # The plan and the outcome of `export`: data for reports, no graph library.

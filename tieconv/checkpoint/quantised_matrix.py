@@ -113,10 +113,6 @@ class QuantisedMatrix:
         """Whether tieconv knows the values of the matrix."""
         return not self.faults and not self.uncomputed and self.shape is not None
 
-    def part(self, role: str) -> QuantisedPart | None:
-        """Return the part with this purpose."""
-        return next((part for part in self.parts if part.role == role), None)
-
     def to_dict(self) -> dict[str, object]:
         """Return one entry of ``matrices``."""
         group = {"group_size": self.block[1] if self.block else None}

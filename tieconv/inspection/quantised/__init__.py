@@ -388,8 +388,7 @@ def with_config_sizes(inspection: Inspection, matrix: QuantisedMatrix) -> Quanti
         reason = f"the config says {shown(width[0])} {width[1]:,}" if width is not None else ""
     if not reason:
         return matrix
-    codes = matrix.part("codes")
-    names = (codes.name,) if codes else ()
+    names = tuple(part.name for part in matrix.parts if part.role == "codes")
     side = f"{shown(names[0] if names else matrix.name)} is {matrix.shape[0]}×{matrix.shape[1]} unpacked"
     return replace(matrix, faults=(MatrixFault(FaultKind.SHAPE, f"{side}, but {reason}", names),))
 
