@@ -18,10 +18,10 @@ from tests.cli.run import run
 from tests.onnx.quantised import gptq
 from tests.schemas import validate
 from tests.slow import fast_only
-from tieconv.checkpoint.results.parity import Gate, Verdict
+from tieconv.checkpoint.results.parity import Gate, Loss, Quantised, Verdict
 from tieconv.errors import RefusedError
 from tieconv.onnx.parity.quantised_weights import Rounding, round_to_nearest, worst_quotient
-from tieconv.onnx.parity.validate import BLOCK_LIMIT, stored_quantised_gates
+from tieconv.onnx.parity.validate import BLOCK_LIMIT, _perplexity, loss_gates, stored_quantised_gates
 from tieconv.reference.model import load
 
 MODEL = exporters.HERE / "checkpoints" / "genai-qwen2"
@@ -29,6 +29,19 @@ FLOAT = exporters.HERE / "genai-qwen2" / "model.onnx"
 INT4 = exporters.HERE / "genai-qwen2-int4" / "model.onnx"
 HEAD, LAYER, V = "lm_head.MatMul.weight", "model.layers.0.mlp.up_proj.MatMul.weight", 88
 Stored = dict[str, np.ndarray]
+
+
+@pytest.mark.parametrize("infinite", ["graph", "known-good quantiser", "reference", "all"])
+def test_an_infinite_perplexity_passes_no_gate(infinite: str) -> None:
+    """A token with probability 0 costs infinitely many nats: nothing can be compared with that."""
+
+    def nats(name: str) -> float:
+        return 800.0 if infinite in (name, "all") else 2.0
+
+    graph, good = (Loss(1.0, 0.0, _perplexity(nats(name))) for name in ("graph", "known-good quantiser"))
+    figures = Quantised((), (), graph, good, _perplexity(nats("reference")), 9)
+    (gate,) = (gate for gate in loss_gates(figures, 9) if gate.name == "perplexity")
+    assert not gate.passed
 
 
 def of_ort(path: Path, bits: int, *, symmetric: bool, hqq: bool = False) -> Path:

@@ -128,8 +128,8 @@ class Gate:
 
 
 def limited(name: str, value: float, limit: float, sentence: str) -> Gate:
-    """Return the gate that passes if ``value`` is within ``limit``, which must be finite."""
-    return Gate(name, value, limit, math.isfinite(limit) and value <= limit, sentence)
+    """Return the gate that passes if ``value`` is within ``limit``. Both must be finite."""
+    return Gate(name, value, limit, math.isfinite(value) and math.isfinite(limit) and value <= limit, sentence)
 
 
 LONGER = "longer prompts"

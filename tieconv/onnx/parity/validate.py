@@ -324,7 +324,7 @@ def _loss(errors: Errors, lost: float | None) -> Loss | None:
 
 
 def _perplexity(lost: float | None) -> float | None:
-    return None if lost is None else math.exp(min(lost, 700.0))
+    return None if lost is None else math.exp(lost) if lost < _MOST_NATS else math.inf
 
 
 # Define the conditions of the verdict on a quantised graph.
@@ -337,6 +337,8 @@ LEAST_KL = 1e-4
 """A divergence up to which the ratio is not judged, in nats."""
 LEAST_NATS = 0.02
 """Nats a token that the graph may lose in any case."""
+_MOST_NATS = 700.0
+"""Nats a token from which a perplexity is infinite and passes no gate; NaN is too."""
 
 
 def weight_gate(figures: Quantised) -> Gate:
@@ -370,7 +372,8 @@ def loss_gates(figures: Quantised, positions: int) -> Iterator[Gate]:
     yield limited("kl", graph.kl, limit, explanation)
     if graph.perplexity is None or good.perplexity is None or figures.reference_perplexity is None:
         return
-    ours, theirs = (math.log(loss / figures.reference_perplexity) for loss in (graph.perplexity, good.perplexity))
+    float_nats = math.log(figures.reference_perplexity)
+    ours, theirs = (math.log(loss) - float_nats for loss in (graph.perplexity, good.perplexity))
     limit = max(KL_LIMIT * theirs, LEAST_NATS)
     explanation = (
         f"nats lost a token on {count(figures.tokens, 'token')} ({shown(figures.text)}): "
