@@ -247,6 +247,8 @@ def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T], *, r
                 if resume and isinstance(error, STOPS):
                     staging.leave()
                 else:
+                    if isinstance(error, KeyboardInterrupt):
+                        tree.free_later(staging.held)
                     staging.release()
         raise
     with signals.shielded():
