@@ -16,10 +16,11 @@ import pytest
 
 from tests.refusals import failure_of
 from tieconv.errors import DestinationError
-from tieconv.execute import staging
+from tieconv.execute import staging, tree
 from tieconv.execute.carry_out import execute
 from tieconv.execute.staging import SIZE, Owner, Staging, _is_free, is_cut, parse, sweep
 from tieconv.execute.target import Target, staging_path
+from tieconv.sources import local
 
 from . import models
 
@@ -221,14 +222,22 @@ def test_leftover(model: Path, tmp_path: Path, kind: str) -> None:
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
 
-def test_removing_follows_no_link(model: Path, tmp_path: Path) -> None:
+def test_removing_follows_no_link(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links in a recognised leftover go by their names; what they lead to keeps content, mode and time."""
     path = staging_path(tmp_path / "out")
     marked(path)
     os.link(model / "config.json", path / "new" / "config.json")
     (path / "new" / "file").symlink_to(model / "tokenizer.json")
     (path / "new" / "folder").symlink_to(model)
-    (path / "new" / "closed").mkdir(0o000)
+    closed = path / "new" / "closed"
+    closed.mkdir(0o000)
+    if hasattr(os, "O_PATH"):  # Linux before glibc 2.32, where chmod itself cannot leave symlinks alone
+        chmod = os.chmod
+        monkeypatch.setattr(os, "chmod", lambda path, mode: chmod(path, mode))
+    with local.closing(os.open(path / "new", local.DIRECTORY)) as new:
+        tree._allow(new, "closed", local.DIRECTORY | local.NO_FOLLOW)  # root opens it whatever the mode
+    assert closed.stat().st_mode & 0o777 == 0o700
+    os.chmod(closed, 0o000)
     before = {name: (model / name).stat().st_mtime_ns for name in models.files_under(model)}
     content = models.digest(model)
     sweep(tmp_path / "out")

@@ -99,6 +99,8 @@ def test_the_forecast_is_what_is_moved(store: Store, writes: Writes, model: Path
     assert forecast and outcome.remote
     assert forecast.bytes_uploaded == outcome.remote.bytes_uploaded
     assert forecast.bytes_copied == outcome.remote.bytes_copied
+    source = sum(request.sent for request in store.requests if request.key.startswith("m/"))
+    assert forecast.bytes_read == source + forecast.bytes_uploaded
 
 
 def test_a_head_is_copied_by_the_server(store: Store, writes: Writes, model: Path) -> None:
