@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -247,7 +248,7 @@ def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T], *, r
                 if resume and isinstance(error, STOPS):
                     staging.leave()
                 else:
-                    if isinstance(error, KeyboardInterrupt):
+                    if isinstance(error, KeyboardInterrupt) and sys.platform == "linux":
                         tree.free_later(staging.held)
                     staging.release()
         raise

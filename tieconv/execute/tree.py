@@ -110,7 +110,7 @@ def free_later(root: Path) -> None:
     held: list[int] = []
     with suppress(OSError):
         large = [name for name, status in walk(root) if stat.S_ISREG(status.st_mode) and status.st_size >= LARGE]
-        held += [os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW) for name in large]
+        held += [os.open(root / name, local.NO_FOLLOW) for name in large]
         if held:
             HOLDERS.append(subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, pass_fds=held))
     for descriptor in held:
