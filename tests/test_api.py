@@ -80,8 +80,13 @@ def test_the_current_directory_is_no_package(
     code = compile(Path(tieconv.__file__).with_name("__main__.py").read_text(), "__main__.py", "exec")
     monkeypatch.setattr(sys, "path", path)
     monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=safe))
+    ran: list[str] = []
+    before = [*path]
+    monkeypatch.setattr("tieconv.cli.main", lambda prog_name: ran.append(prog_name))
     exec(code, {"__name__": "imported"})
-    assert sys.path == left
+    assert (sys.path, ran) == (before, [])
+    exec(code, {"__name__": "__main__"})
+    assert (sys.path, ran) == (left, ["tieconv"])
 
 
 def test_several_loaders_and_values_of_another_type(models: Path) -> None:

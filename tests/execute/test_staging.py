@@ -72,10 +72,11 @@ def test_large_files_of_an_interrupted_write(tmp_path: Path, monkeypatch: pytest
     def write(staging: Staging) -> None:
         (staging.held / "large").write_bytes(bytes(1000))
         (staging.held / "small").write_bytes(bytes(999))
-        raise KeyboardInterrupt
+        signals.handle(signal.SIGINT, None)
 
+    signals = Interrupts()
     with pytest.raises(KeyboardInterrupt):
-        owning(tmp_path / "out", Interrupts(), write)
+        owning(tmp_path / "out", signals, write)
     assert os.listdir(tmp_path) == []
     (holder,) = cast("list[subprocess.Popen[bytes]]", tree.HOLDERS)
     with holder:
