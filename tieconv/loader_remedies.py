@@ -67,16 +67,16 @@ def accepted(inspection: Inspection, findings: tuple[Finding, ...]) -> tuple[Fin
 
 
 def with_refusal(inspection: Inspection, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Return ``findings`` with the reason why the loader of the first line refuses the model, if no rule reports it.
+    """Return ``findings`` with the fault of the first line's loader, if no rule reports it.
 
-    That is llama.cpp for a GGUF file, and transformers 5 for a class that it cannot build.
+    llama.cpp reads a GGUF file. transformers 5 may not build the class, or not know a name.
     """
     if any(finding.rule in _OF_GGUF for finding in findings):
         return findings
     first = llama_cpp.load if inspection.checkpoint.format == "gguf" else transformers5.load
     chosen = tuple(each for each in CONSUMERS if each.load is first)
     asked = replace(inspection, consumers=predict(inspection, chosen))
-    refused = tuple(loader_rules.loader_refuses.find(asked))
+    refused = (*loader_rules.loader_refuses.find(asked), *loader_rules.random_head.find(asked))
     return helpful(asked, chosen, (*findings, *refused)) if refused else findings
 
 
@@ -98,7 +98,6 @@ class _Trial:
         self.before = inspection.consumers
         predicted = {(entry.name, entry.version) for entry in self.before}
         self.chosen = tuple(each for each in chosen if (each.name, each.version) in predicted)
-        self.all = len(chosen) == len(CONSUMERS)
         depth = Depth.CANDIDATES if inspection.depth is Depth.HEADER else inspection.depth
         # The commands of a guessed pair name it, as a user would.
         self.inspection = replace(inspection, depth=depth, family=replace(inspection.family, named=True))
@@ -113,14 +112,18 @@ class _Trial:
         return [self.before[number] for number in self._harmed(after)]
 
     def _harmed(self, after: tuple[Prediction, ...]) -> list[int]:
-        """Return the numbers of the loaders that load the model now and fail afterwards."""
+        """Return the numbers of the loaders that load the model now, and afterwards fail or do not use a bias."""
+
+        def faults(entry: Prediction) -> int:
+            return (entry.outcome in _FAULTS) + bool(entry.dropped)
+
         pairs = enumerate(zip(self.before, after, strict=True))
-        return [number for number, (was, comes) in pairs if comes.outcome in _FAULTS and was.outcome not in _FAULTS]
+        return [number for number, (was, comes) in pairs if faults(comes) > faults(was)]
 
     def relayed(self, finding: Finding) -> Finding:
-        """Return the finding with the command that helps most of its loaders and harms the fewest others."""
+        """Return the finding with the command that helps most loaders. It helps more of them than it harms."""
         concerned = [number for number, entry in enumerate(self.before) if _is_about(finding, entry)]
-        best, gain, failing = None, 0, list[Prediction]()
+        best, gain, failing, traded = None, 0, list[Prediction](), False
         for remedy in self._candidates(finding.rule):
             tried = self._after(remedy)
             if tried is None:
@@ -130,20 +133,23 @@ class _Trial:
             harmed = self._harmed(after)
             if len(left) == len(concerned):
                 continue
-            # With `all`, the user did not name the loaders that are harmed. The sentence does.
-            helps = len(concerned) - len(left) - (0 if self.all else len(harmed))
-            if best is None or helps > gain:
+            # Each command leaves fewer faults than before, so that no two commands are offered in turn.
+            helps = len(concerned) - len(left) - len(harmed)
+            traded |= helps <= 0
+            if helps > gain:
                 review = any(REVIEW_FIRST in note for note in plan.notes)
                 best = replace(remedy, safe=remedy.safe and not review)
                 gain, failing = helps, [self.before[number] for number in sorted({*left, *harmed})]
         if best is None:
-            return replace(finding, remedy=None, message=_with_sentence(finding, self._no_help()))
+            trade = "tieconv found no command that helps without a new fault in another loader."
+            says = trade if traded else self._no_help()
+            return replace(finding, remedy=None, message=_with_sentence(finding, says))
         do = "does" if len(failing) == 1 else "do"
         says = f"After this command, {_names(failing)} {do} not load it correctly." if failing else ""
         # `check --fix` must not trade one failing loader for another.
-        traded = any(entry.outcome not in _FAULTS for entry in failing)
+        harms = any(entry.outcome not in _FAULTS for entry in failing)
         return replace(
-            finding, remedy=replace(best, action=None) if traded else best, message=_with_sentence(finding, says)
+            finding, remedy=replace(best, action=None) if harms else best, message=_with_sentence(finding, says)
         )
 
     def useful(self, finding: Finding) -> Finding:

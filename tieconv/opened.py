@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from tieconv.architectures.effective_flag import cannot_build, predicted_tokens, sizes_disagree
+from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.inspection.ties import bare_name, narrow, with_bare_names
+from tieconv.loaders import transformers5
 from tieconv.sources import is_hub, is_object, is_remote
 from tieconv.sources.local import FileSet, locate, open_files
 from tieconv.text import shell_word, shown
@@ -84,7 +85,7 @@ def inspected(
     evidence = _with_base(
         inspect_checkpoint(checkpoint, tensor_reader(checkpoint, files), depth, embed=embed, head=head), base
     )
-    refused = cannot_build(evidence)
+    refused = False
     if checkpoint.format == "gguf":
         from tieconv.loaders import llama_cpp  # few models are GGUF files
 
@@ -103,7 +104,8 @@ def inspected(
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
     findings = () if accept else run_checks(evidence)
-    if (evidence.consumers and findings) or (refused and not accept and not chosen):
+    faulty = not accept and not chosen and (refused or transformers5.has_unreported_fault(evidence))
+    if (evidence.consumers and findings) or faulty:
         from tieconv.loader_remedies import helpful, with_refusal  # imports the planners
 
         findings = helpful(evidence, chosen, findings) if chosen else with_refusal(evidence, findings)

@@ -42,7 +42,7 @@ HYBRID = {
     "model_type": "granitemoehybrid",
     "tie_word_embeddings": True,
 }
-ATTENTION = {"layer_types": ["attention", "full_attention"]}
+ATTENTION = {"layer_types": ["attention", "full_attention"], "num_hidden_layers": 2}
 SMOLLM3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "tie_word_embeddings": True}
 WHISPER = {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}
 NEOX = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}

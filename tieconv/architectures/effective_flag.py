@@ -10,7 +10,7 @@ from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.weight_file import fits
-from tieconv.text import listed, shown
+from tieconv.text import count, listed, shown
 
 # Decide whether transformers 5 ties, from the flag at each level of the config.
 
@@ -137,6 +137,20 @@ def cannot_build(inspection: Inspection) -> bool:
     by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
     flags = {path: None if value is None else bool(value) for path, value in by_level.items()}
     return unbuildable(inspection.family, flags)
+
+
+def unlisted_layers(inspection: Inspection) -> str:
+    """Return why transformers 5.23 refuses the config, for `layer_types` that do not list each layer; often empty.
+
+    `validate_layer_type` compares the two in the config of every class. 5.0 does so in a few.
+    """
+    config, family = text_config(inspection), inspection.family
+    layers, types = config.get("num_hidden_layers"), config.get("layer_types")
+    own = family.knowledge is not Knowledge.TABLE or "auto_map" in inspection.checkpoint.config_values
+    if own or not isinstance(types, list) or type(layers) is not int or layers == len(types):
+        return ""
+    cut = layers < len(types) and family.text_type == "deepseek_v4"  # its config drops the surplus entries
+    return "" if cut else f"num_hidden_layers is {layers:,}, but layer_types lists {count(len(types), 'layer')}"
 
 
 def levels(inspection: Inspection) -> dict[str, bool]:

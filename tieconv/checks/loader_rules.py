@@ -58,7 +58,7 @@ def random_head(inspection: Inspection) -> Iterator[Finding]:
     ## What it does
     Reports loaders that will find no stored values for the output head or the input embedding. They fill the parameter with
     random values or do not initialize its memory. tieconv predicts only the loaders that you ask for (`--consumers`,
-    `--for`).
+    `--for`). Without that it reports a stored name that transformers 5 does not know.
 
     ## Why it matters
     The model loads and generates noise. Most loaders print one line about it at most.
@@ -117,7 +117,7 @@ def loader_refuses(inspection: Inspection) -> Iterator[Finding]:
     ## What it does
     Reports loaders that will end with an error. They need a name that is not stored, do not know a stored name, or do not
     read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`). Without that it reports a
-    class that transformers 5 cannot build.
+    class that transformers 5 cannot build, and a `layer_types` that does not list each layer.
 
     For a GGUF file it always predicts llama.cpp, and reports what no other rule does. It looks for the keys that libllama
     needs, and for tensors that it does not use. It compares the shapes of tensors with the metadata, such as the number of

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tieconv.architectures.class_table import newer_release
-from tieconv.architectures.effective_flag import FLAG, cannot_build
+from tieconv.architectures.effective_flag import FLAG, cannot_build, unlisted_layers
 from tieconv.architectures.stored_names import known_names, locate, missing_layers, variants
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
@@ -42,6 +42,12 @@ def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterat
     for equal in (False, True):
         settled = {**guesses, loaded.undecided: equal}
         yield from _settled(inspection, _load(inspection, settled, compares=True), settled)
+
+
+def has_unreported_fault(inspection: Inspection) -> bool:
+    """Return whether the prediction may be a fault that no rule reports without the predictions."""
+    names = unread(inspection.family, inspection.checkpoint.tensors)
+    return bool(names or cannot_build(inspection) or unlisted_layers(inspection))
 
 
 def load_50(inspection: Inspection) -> Loaded:
@@ -153,7 +159,7 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
     files = by_name(inspection)
     if files is not None:
         yield files
-    yield from config_refusals(inspection)
+    yield from config_refusals(inspection, lists=compares)
     yield from flag_refusals(inspection, null=compares)
     # Why tieconv cannot tell which parameter gets a stored tensor.
     family, stored = inspection.family, inspection.checkpoint.tensors
@@ -175,8 +181,10 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
         yield missing(absent)
 
 
-def config_refusals(inspection: Inspection) -> Iterator[Refusal]:
-    """Yield why transformers 5 does not build the class from the config."""
+def config_refusals(inspection: Inspection, *, lists: bool = True) -> Iterator[Refusal]:
+    """Yield why transformers 5 does not build the class from the config; ``lists``: it compares lists of layers."""
+    if lists and (problem := unlisted_layers(inspection)):
+        yield Refusal(Cause.CONFIG, problem)
     family, declared = inspection.family, inspection.config.declared
     if family.model_type in release_tables.names(RELEASE, "refuses true flag") and any(
         entry.value is True for entry in declared
