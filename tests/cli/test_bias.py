@@ -407,7 +407,8 @@ def test_new_rows(sized, tmp_path: Path, name: str, fill: str) -> None:
     """The rows that were there stay byte for byte; the new ones are zero, or the mean of the others."""
     folder, out = sized(name, tokens=200, vocab_size=200), tmp_path / "out"
     plan = ok(f"resize --to config --fill {fill}", folder, "-o", out).stderr
-    assert "8 rows added at the end" in plan and "are not trained" in plan
+    values = "the mean of its rows" if fill == "mean" else "zeros"
+    assert "8 rows added at the end" in plan and f"8 new rows of {values} are not trained" in " ".join(plan.split())
     before, after = tensors(folder), tensors(out)
     for table in {EMBED, LM_HEAD} & before.keys():
         old, new = before.pop(table), after.pop(table)

@@ -56,6 +56,8 @@ NEXT = config("Qwen3NextForCausalLM", "qwen3_next", layer_types=["linear_attenti
 FALCON = config("FalconH1ForCausalLM", "falcon_h1", num_attention_heads=1)
 GRIFFIN = config("RecurrentGemmaForCausalLM", "recurrent_gemma", hidden_size=4, lru_width=8)
 BIGCODE = config("GPTBigCodeForCausalLM", "gpt_bigcode", n_inner=None)
+SPARK = config("MuseSparkForConditionalGeneration", "muse_spark", text_config={"vocab_size": 8}, vocab_size=...)
+WIDE = {"model.language_model.embed_tokens.weight": matrix(16), HEAD: matrix(16, seed=1)}
 QUERY = {f"{LAYER}.q_proj.weight": matrix(4, 4)}
 WTE = {"wte.weight": matrix()}
 GPT2 = config("GPT2LMHeadModel", "gpt2", tie_word_embeddings=True)
@@ -63,6 +65,7 @@ CASES: dict[str, tuple[Config, Tensors, str, str]] = {
     "a longer head": (UNTIED, LONGER, "error", "lm_head.weight has 16 rows, and mlx-lm's model has 8"),
     "a longer head that is dropped": (TIED, LONGER, "discarded", "replaces lm_head.weight"),
     "more rows than the config": (TIED, {EMBED: matrix(16)}, "error", "has 16 rows, and mlx-lm's model has 8"),
+    "more rows than the text config": (SPARK, WIDE, "error", "has 16 rows, and mlx-lm's model has 8"),
     "null is false": ({**LLAMA, "tie_word_embeddings": None}, llama(), "error", "does not contain lm_head.weight"),
     "an absent flag is the default": (LLAMA, llama(), "tied", "one parameter"),
     "a required flag": (QWEN3, BOTH, "error", "has no tie_word_embeddings"),

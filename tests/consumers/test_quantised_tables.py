@@ -114,8 +114,12 @@ def test_genai(
 
 def test_genai_of_another_class(tmp_path: Path) -> None:
     """Llama and Qwen 2 were run; a composite of NVIDIA's quantiser was not."""
-    other = inspect(model(tmp_path / "other", gptq, GPTQ, False, "fq", kind="Mistral"))
-    assert str(consumer(*GENAI).predict(other).outcome) == "unknown"
+    for name, make, entries, words in (
+        ("measured", gptq, UNLISTED_GPTQ, "no measurement of onnxruntime-genai for gptq"),
+        ("refused", bitsandbytes, BNB, "does not read the quantisation method bitsandbytes"),
+    ):
+        other = inspect(model(tmp_path / name, make, entries, False, "f0", kind="Mistral"))
+        assert words in consumer(*GENAI).predict(other).detail
     nested = tmp_path / "nested"
     (path,) = model(nested, packed, NAMED, True, "f0").glob("*.safetensors")
     renamed = path.read_bytes().replace(b'"model.embed_tokens.weight": ', b'"model.language_model.e.ww": ')

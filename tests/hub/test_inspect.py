@@ -68,6 +68,7 @@ def test_cost_of_a_sharded_model(hub: Hub, tieconv: Run, python: Run, tmp_path: 
     document = inspected(tieconv("inspect", "hf://org/m", "--json"))
     files = [one for one in hub.requests if "/resolve/" in one.path and one.server == "hub"]
     assert len(files) == 2 + 9 + 2
+    assert [one.range for one in hub.of("config.json")] == [None]
     brought = hub.sent
     assert brought < 9 * 65536 + 2 * 4096 + 8192
     told = document["model"]["fetched"]  # type: ignore[index]

@@ -288,3 +288,6 @@ def test_listings_have_an_end_and_the_token_stays(interpreter: Run) -> None:
         "files": "[None, None]",
         "unlimited": "Bearer hf_good",  # what a program asks without tieconv stays as it is
     }
+    from tieconv.sources.hub.session import _origin
+
+    assert [_origin(f"{scheme}://hub")[2] for scheme in ("http", "https")] == [80, 443]

@@ -14,7 +14,7 @@ from tests.objects.conftest import MODELS, SECRETS, Run
 from tests.objects.stub import Store
 from tests.refusals import failure_of
 from tieconv import MissingPackageError, UnreadableError, inspect
-from tieconv.sources.objects.store_settings import store_settings
+from tieconv.sources.objects.store_settings import allowed_hosts, store_settings
 
 
 @pytest.fixture
@@ -145,6 +145,12 @@ def test_the_variables_of_azure(store: Store, monkeypatch: pytest.MonkeyPatch) -
     assert client["allow_http"]
 
 
+def test_hosts_of_the_cloud() -> None:
+    """Without an endpoint, HTTPS alone reaches them."""
+    allowed = allowed_hosts("s3", "bucket", "", "")
+    assert [allowed("bucket.s3.eu-west-1.amazonaws.com", port) for port in (443, 444, 80)] == [True, False, False]
+
+
 def test_an_account_that_is_missing(store: Store, tieconv: Run) -> None:
     """One sentence for settings that do not suffice."""
     result = tieconv("inspect", "az://models/m")
@@ -182,3 +188,4 @@ def test_copies_use_the_profile(
         bare.setenv(name, value)
     meta = S3Copier("bucket")._client.meta
     assert (meta.region_name, meta.endpoint_url) == (region, endpoint)
+    assert ("addressing_style" in (meta.config.s3 or {})) is ("amazonaws" not in endpoint)

@@ -46,6 +46,10 @@ HEAD_ENTRY = {
     }
 }
 TWICE = HEAD_ENTRY | {"quantization_config": HEAD_ENTRY["quantization"]}
+GROUPS = {name: compressed(target)["quantization_config"]["config_groups"]["g"] for name, target in
+          {"e": "re:.*embed_tokens$", "h": "lm_head"}.items()}  # fmt: skip
+OWN_GROUP = {"quantization_config": compressed()["quantization_config"] | {"config_groups": GROUPS}}
+"""A group that lists the head alone."""
 
 
 def tensors(folder: Path) -> dict[str, bytes]:
@@ -70,7 +74,9 @@ def refusal(plan: Any, *arguments: Any, **options: Any) -> tieconv.TieconvError:
 # Scheme, config, the part of the config that changes after a retie, and its value then.
 RETIED: tuple[tuple[Any, dict[str, Any], tuple[str, ...], Any], ...] = (
     (packed, NAMED, ("quantization_config", "config_groups", "g", "targets"), ["re:.*embed_tokens$"]),
+    (packed, NAMED, ("quantization_config", "ignore"), []),
     (packed, BY_CLASS, ("quantization_config", "ignore"), ["lm_head"]),
+    (packed, OWN_GROUP, ("quantization_config", "ignore"), ["lm_head"]),
     (gptq, GPTQ, ("quantization_config", "lm_head"), False),
     (awq, AWQ, ("quantization_config", "lm_head"), False),
     (bitsandbytes, BNB, ("quantization_config", "llm_int8_skip_modules"), ["none", "lm_head"]),
@@ -226,6 +232,14 @@ class TestLoaders:
     def test_mlx_is_safe(self, tmp_path: Path) -> None:
         plan = tieconv.plan_retie(model(tmp_path / "m", equal(mlx), MLX_CONFIG, False, "qq")).plan
         assert [note for note in plan.notes if "mlx-lm" in note or "transformers" in note] == []
+
+    def test_a_class_whose_flag_may_not_change(self, tmp_path: Path) -> None:
+        """A copy under the true flag goes; an untied head stays."""
+        tied, untied = (
+            model(tmp_path / str(flag), equal(packed), NAMED, flag, "qq", kind="Zamba") for flag in (True, False)
+        )
+        assert tieconv.plan_retie(tied).plan.summary.startswith("3 tensors dropped")
+        assert refusal(tieconv.plan_retie, untied).code == "tie.unflippable"
 
     def test_no_measurement(self, tmp_path: Path) -> None:
         plan = tieconv.plan_retie(model(tmp_path / "m", equal(packed), NAMED, False, "qq", kind="Mistral")).plan

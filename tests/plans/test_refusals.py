@@ -259,10 +259,19 @@ def test_an_alias_in_the_metadata_goes_with_its_tensor(tmp_path: Path) -> None:
 
     path = save(tmp_path / "m", TIED, llama())
     tensors = {HEAD: matrix(), **llama_rest()}
-    save_file(tensors, path / "model.safetensors", {"format": "pt", EMBED: HEAD})
+    save_file(tensors, path / "model.safetensors", {"format": "pt", EMBED: HEAD, "norm": "model.norm.weight"})
     plan = tieconv.plan_retie(path).plan
     assert SetMetadata("model.safetensors", EMBED, None) in plan.operations
-    assert plan.weights[0].metadata == {"format": "pt"}
+    assert plan.weights[0].metadata == {"format": "pt", "norm": "model.norm.weight"}
+
+
+@pytest.mark.parametrize(("verb", "before"), [(tieconv.plan_untie, "tied"), (tieconv.plan_retie, "untied")])
+def test_an_optimizer_state_of_the_model_before(tmp_path: Path, verb, before: str) -> None:
+    """torch loads it only into as many parameters."""
+    path = save(tmp_path / "m", TIED if before == "tied" else UNTIED, llama(head=matrix()))
+    (path / "optimizer.pt").touch()
+    note = f"optimizer.pt holds the optimizer state of the {before} model: training cannot resume from it"
+    assert note in verb(path).plan.notes
 
 
 def test_only_levels_that_differ_are_written(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from fixtures.onnx_graphs import H, V, embedding, transposed, values
 from tests.checks import test_levels
 from tests.checks.branches import ties
 from tests.checks.fixtures import asked, builder
+from tests.checks.fixtures.files import save_ranks
 from tests.checks.fixtures.graphs import saved
 from tests.checks.fixtures.model import EMBED, HEAD, KIMI, Tensors, flagged, llama, matrix, save, vector, weights
-from tests.checks.fixtures.more import TOKEN_ROWS, base_of, save_adapter
-from tests.inspection.quantised.stored_models import MLX_SIZES, equal, mlx, model
+from tests.checks.fixtures.more import TOKEN_ROWS, base_of, of_config, save_adapter
+from tests.inspection.quantised.stored_models import GPTQ, MLX_SIZES, NAMED, equal, gptq, mlx, model, packed
 from tieconv.checks.registry import RULES
 
 RECORD = Path(__file__).with_name("expected.json")
@@ -87,6 +88,14 @@ def _read_by_cast(folder: Path) -> Path:
     return saved(graph, folder)
 
 
+def _left_operand(folder: Path) -> Path:
+    """Another MatMul reads the transposed copy from the left."""
+    graph = transposed()
+    graph.tensors["weights"] = values(3, (V, 1))
+    graph.add("MatMul", ["onnx::MatMul_447", "weights"], "weighted")
+    return saved(graph, folder)
+
+
 def _of_training(*keys: str) -> Build:
     """A torch file of the name that transformers reads, with a tied Llama below each key."""
 
@@ -133,6 +142,12 @@ BUILT: dict[str, Build] = {
     "ONX001 an old opset": _old(opset=10),
     "ONX001 an old IR": _old(ir_version=3),
     "ONX001 a Cast reads the head": _read_by_cast,
+    "ONX001 a left operand": _left_operand,
+    "TRN001 other names": lambda folder: save_ranks(folder, llama() | {"optim.state.a.weight.exp_avg": matrix()}),
+    "QNT010 untied": lambda folder: model(folder, gptq, GPTQ, False, "fq"),
+    "QNT008 a class whose flag may not change": lambda folder: model(
+        folder, packed, of_config(NAMED, ignore=["lm_head"]), False, "fq", kind="Zamba"
+    ),
     "QNT007 untied": lambda folder: model(folder, equal(mlx), MLX_SIZES, False, "qq"),
     "QNT007 untied, mlx-lm needs it": lambda folder: model(folder, equal(mlx), MLX_SIZES, False, "qq", kind="Helium"),
 }
