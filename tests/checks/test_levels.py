@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import tieconv
 import tieconv as api
+from fixtures.onnx_graphs import untied, values
 from tests.checks.fixtures.files import FIRST, SECOND
 from tests.checks.fixtures.model import (
     BART,
@@ -205,6 +206,17 @@ def test_shards_that_are_torn_or_several(tmp_path: Path) -> None:
     (finding,) = [finding for finding in api.inspect(folder).findings if finding.rule == "IDX002"]
     assert f"tieconv cannot read {part(2)}, {part(3)} and {part(4)}." in finding.message
     assert finding.level == "error" and finding.remedy is None
+
+
+def test_three_copies_of_a_graph_are_all_listed(tmp_path: Path) -> None:
+    """The message ends with the third."""
+    graph = untied()
+    for number, name in enumerate(("a.1", "a.2", "b.1", "b.2", "c.1", "c.2")):
+        graph.tensors[name] = values(number // 2, (128, 128))
+        graph.add("MatMul", [name, name], f"{name}.squared")
+    graph.save(tmp_path / "model.onnx")
+    (finding,) = api.inspect(tmp_path, depth="full").findings
+    assert "b.1 and b.2 (byte-identical); c.1 and c.2 (byte-identical). " in finding.message
 
 
 def test_many_names_are_counted(tmp_path: Path) -> None:

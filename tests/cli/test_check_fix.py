@@ -91,7 +91,7 @@ def test_in_place(faulty: Path, tmp_path: Path) -> None:
     original = Path(shutil.copytree(faulty, tmp_path / "original"))
     result = ok("check --fix --in-place", faulty)
     assert codes(faulty) == set() and ok("diff", original, faulty)
-    assert "fixed: " in result.stderr
+    assert "fixed: " in result.stderr and f"wrote {faulty}: verified and checked again" in result.stderr
     assert sorted(os.listdir(tmp_path)) == sorted([faulty.name, "original"])
 
 

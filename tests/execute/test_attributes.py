@@ -111,6 +111,12 @@ def test_what_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatch, numbe
     assert execute(models.set_config(model), Target(model, in_place=True), reinspect=models.inspect) == notes
 
 
+def test_what_goes_meanwhile(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attribute that another program removes after the listing is not lost."""
+    monkeypatch.setattr(os, "getxattr", models.failing(errno.ENODATA))
+    assert execute(models.set_config(listed), Target(listed, in_place=True), reinspect=models.inspect) == ()
+
+
 @pytest.mark.parametrize("verb", ["retie", "check --fix"])
 def test_the_note_is_printed(tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command's own output carries it."""

@@ -281,6 +281,14 @@ def test_only_levels_that_differ_are_written(tmp_path: Path) -> None:
     assert not plan.texts
 
 
+def test_the_own_flag_of_a_text_config(tmp_path: Path) -> None:
+    """LFM2 reads tie_embedding first, at the level of its own config."""
+    text = {"model_type": "lfm2", "tie_embedding": True, "tie_word_embeddings": True}
+    config = {"architectures": ["Lfm2VlForConditionalGeneration"], "model_type": "lfm2_vl", "text_config": text}
+    path = save(tmp_path / "m", config, {"model.language_model.embed_tokens.weight": matrix()})
+    assert SetConfig("text_config.tie_embedding", False, True, True) in tieconv.plan_untie(path).plan.operations
+
+
 def test_bart_needs_three_copies(tmp_path: Path) -> None:
     """With the flag false encoder, decoder and head are parameters of their own."""
     tensors = {"model.shared.weight": matrix(), "final_logits_bias": np.zeros((1, 8), "<f4")}

@@ -143,6 +143,9 @@ BUILT: dict[str, Build] = {
     "ONX001 an old IR": _old(ir_version=3),
     "ONX001 a Cast reads the head": _read_by_cast,
     "ONX001 a left operand": _left_operand,
+    "TRN001 no prefix": lambda folder: save_ranks(
+        folder, llama() | {f"{name}.exp_avg": matrix() for name in (EMBED, HEAD)}
+    ),
     "TRN001 other names": lambda folder: save_ranks(folder, llama() | {"optim.state.a.weight.exp_avg": matrix()}),
     "QNT010 untied": lambda folder: model(folder, gptq, GPTQ, False, "fq"),
     "QNT008 a class whose flag may not change": lambda folder: model(
