@@ -185,7 +185,9 @@ class _Trial:
 
     def refuses(self, action: Action) -> bool:
         """Return whether a `conditional` command is refused or changes nothing; one for another model is not tried."""
-        unread = any(member.state is State.UNREAD for tie in self.inspection.ties for member in tie.members)
+        # What was not read decides about each command but resize, which refuses the layout of a table.
+        members = [member for tie in self.inspection.ties for member in tie.members]
+        unread = action.verb != "resize" and any(member.state is State.UNREAD for member in members)
         if not action.conditional or action.source != self.inspection.checkpoint.source or unread:
             return False
         try:

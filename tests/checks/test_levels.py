@@ -285,6 +285,21 @@ def test_the_padding_token_of_a_model_with_a_bias_that_the_class_lacks(tmp_path:
     assert {record.shape[0] for record in api.inspect(tmp_path / "out").checkpoint.tensors.values()} == {4, 9}
 
 
+def test_a_resize_is_planned_beside_a_head_of_an_unknown_scheme(tmp_path: Path) -> None:
+    """The head was not read, and `resize` refuses its layout: VOC003 offers no command."""
+    codes = {HEAD: np.zeros((8, 4), np.int32)}
+    folder = save(tmp_path / "model", flagged({**LLAMA, "pad_token_id": 8}, False), llama() | codes)
+    offered = [finding.remedy for finding in api.inspect(folder).findings if finding.rule == "VOC003"]
+    assert offered == [None]
+
+
+def test_a_flag_of_text_is_not_called_tied(tmp_path: Path) -> None:
+    """TIE013 says that transformers 5 refuses the config, so TIE001 does not say that it uses the head."""
+    reported = findings(tmp_path, {**LLAMA, "tie_word_embeddings": "false"}, llama(head=matrix(seed=1)))
+    (finding,) = (each for each in reported if each.rule == "TIE001")
+    assert finding.message.endswith(", but some loaders tie them. They ignore lm_head.weight.")
+
+
 def test_changed_rows_are_named(tmp_path: Path) -> None:
     """The rows that a fine-tune moved point to its new tokens."""
     changed = with_row(with_row(with_row(matrix(), 2), 5), 6)

@@ -182,6 +182,17 @@ def test_the_rows_of_a_boolean_size(tmp_path: Path) -> None:
         assert (rows["4.57"], rows["5.x"]) == (outcome, "error")
 
 
+def test_the_vocabulary_of_a_vision_part_counts_no_rows(tmp_path: Path) -> None:
+    """LLaVA's `vision_config` has a `vocab_size`, which hid that the text part declares other rows."""
+    zoo.build("LlavaForConditionalGeneration").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["vocab_size"] = zoo.VOCAB
+    for size, rules in ((zoo.VOCAB, []), (zoo.VOCAB - 2, ["VOC001"])):
+        config["text_config"]["vocab_size"] = size
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert [finding.rule for finding in inspect(tmp_path).findings] == rules, size
+
+
 def test_two_vocabularies_are_no_missing_row(tmp_path: Path) -> None:
     """The padding and the tokenizer of an encoder with more rows than the decoder have a row there."""
     config = transformers.MarianConfig(

@@ -240,7 +240,9 @@ def vocabulary_sizes(inspection: Inspection) -> dict[str, int]:
     Empty if another vocabulary (audio codes, additional tokens) may have rows in the same table. Also empty for a class
     outside the architecture table.
     """
-    sizes = dict(_sizes(inspection.checkpoint.config_values, "", 0))
+    # The config of LLaVA's vision part has a size that counts no table.
+    values = {key: value for key, value in inspection.checkpoint.config_values.items() if key != "vision_config"}
+    sizes = dict(_sizes(values, "", 0))
     mixed = any(path.rpartition(".")[2] not in _USUAL for path in sizes)
     return {} if mixed or inspection.family.knowledge is not Knowledge.TABLE else sizes
 

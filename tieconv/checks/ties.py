@@ -270,6 +270,9 @@ def different_values(inspection: Inspection) -> Iterator[Finding]:
             if tie.gated and level is Level.ERROR and evidence.reading_v4(inspection) is False:
                 cause, level = "transformers 5 reads a tied config", Level.WARNING
                 outcome = f"It uses {evidence.listed(names)} with a warning. transformers 4 reads an untied config."
+            elif tie.gated and evidence.unclear_flags(inspection):  # TIE013 says that transformers 5 refuses the config
+                cause = "some loaders tie them"
+                outcome = f"They ignore {evidence.listed(names)}."
             yield different_values.finding(
                 f"{figures}{but} {cause}. {outcome}",
                 (canonical, *names),
