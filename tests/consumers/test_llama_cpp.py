@@ -250,7 +250,7 @@ def test_what_a_gguf_file_lacks(name: str, tmp_path: Path) -> None:
     none = "the file has neither the embedding nor the layers of a language model"
     assert outcome != "unknown" or result.consumers[0].detail == (unread if architecture == "nobody" else none)
     start = {"error": f"Not loaded: {result.consumers[0].detail}.", "tied": "Tied"}
-    assert str(result.config.effect).startswith(start.get(outcome, ("No", "Un")))
+    assert str(result.config.effect).startswith(start.get(outcome, ("No ", "Un")))
 
 
 MODEL, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"

@@ -121,10 +121,13 @@ def test_size_of_the_listing(model: str, hub: Hub, tieconv: Run) -> None:
     assert "config.json" in refused(tieconv("inspect", model))[0]
 
 
-def test_missing(hub: Hub, tieconv: Run) -> None:
-    """No such repository: the name is to be checked."""
+def test_missing(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """No such repository: the name is to be checked. One without files is there."""
     error, hint = refused(tieconv("inspect", "hf://org/none"))
     assert "not on the Hub" in error and "check the name" in hint
+    (tmp_path / "empty").mkdir()
+    hub.add("org/empty", tmp_path / "empty")
+    assert "no such file" not in refused(tieconv("inspect", "hf://org/empty"))[0]
 
 
 @pytest.mark.parametrize("token", ["", "hf_other"])

@@ -241,6 +241,12 @@ class TestLoaders:
         assert tieconv.plan_retie(tied).plan.summary.startswith("3 tensors dropped")
         assert refusal(tieconv.plan_retie, untied).code == "tie.unflippable"
 
+    def test_a_class_that_ties_more_tables(self, tmp_path: Path) -> None:
+        entries = compressed("re:.*lm_head$", "re:.*shared$") | {"architectures": ["T5ForConditionalGeneration"]}
+        tables = under("shared", packed(0)) | under("lm_head", packed(0))
+        path = save(tmp_path / "m", config(32, 64, True) | entries | {"model_type": "t5", "d_model": 64}, tables)
+        assert "ties encoder.embed_tokens.weight too" in refusal(tieconv.plan_retie, path).message
+
     def test_no_measurement(self, tmp_path: Path) -> None:
         plan = tieconv.plan_retie(model(tmp_path / "m", equal(packed), NAMED, False, "qq", kind="Mistral")).plan
         assert "tieconv has no measurement of how vLLM 0.32, vLLM 0.28, llama.cpp would load the result" in plan.notes

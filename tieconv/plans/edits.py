@@ -211,8 +211,7 @@ def _rewrite(
     """Return the file with its edits, or ``None`` if nothing changes. A new tensor follows its source tensor."""
     mine = {tensor.name for tensor in file.tensors}
     # The names that the file will have.
-    stays = {name for name in mine if name not in edits.drops and name not in additions}
-    names = {edits.renames.get(name, name) for name in stays}
+    names = {edits.renames.get(name, name) for name in mine - edits.drops}
     metadata, changed = metadata_after(file, edits, names | {tensor.name for tensor, _ in additions.values()})
     trimmed = any(name == file.name for name, _ in edits.trims)
     if not (changed or additions or trimmed or mine & (edits.drops | edits.renames.keys())):
