@@ -300,6 +300,15 @@ def test_a_flag_of_text_is_not_called_tied(tmp_path: Path) -> None:
     assert finding.message.endswith(", but some loaders tie them. They ignore lm_head.weight.")
 
 
+def test_shards_without_an_index_beside_an_adapter(tmp_path: Path) -> None:
+    """The file of PEFT is no shard: `reindex` is offered, and not the path of the adapter."""
+    adapter = {"adapter_model.safetensors": {"base_model.model.x": vector()}}
+    shards = {FIRST: {EMBED: matrix()}, SECOND: {"model.norm.weight": vector()}}
+    folder = save_shards(tmp_path / "model", flagged(LLAMA, True), shards | adapter)
+    offered = next(finding.remedy for finding in api.inspect(folder).findings if finding.rule == "IDX006")
+    assert offered is not None and offered.command.startswith("tieconv reindex ")
+
+
 def test_changed_rows_are_named(tmp_path: Path) -> None:
     """The rows that a fine-tune moved point to its new tokens."""
     changed = with_row(with_row(with_row(matrix(), 2), 5), 6)

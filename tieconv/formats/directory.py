@@ -116,6 +116,7 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
         raise UnreadableError(problem, _name_one(listing, indexes[0]), "layout.ambiguous")
     # Choose the weights of a directory with no file of the usual name and no index.
     # A single file is the model, and so are numbered shards. Raises `UnreadableError` for anything else.
+    stored = [name for name in stored if not name.startswith("adapter_model.")] or stored  # PEFT's file is not a shard
     shards = [name for name in stored if re.search(naming.shard, name)]
     if len(stored) == 1 and not shards:
         return WeightSet(Layout.SINGLE, tuple(stored))
