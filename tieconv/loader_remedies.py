@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import REVIEW_FIRST, Action, Finding, Level, Outcome, Prediction, Remedy
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checkpoint.relation.proved import Identical
@@ -105,9 +106,9 @@ class _Trial:
         self.tried: dict[tuple[str, tuple[tuple[str, object], ...]], tuple[Plan, tuple[Prediction, ...]] | None] = {}
 
     def needing(self) -> list[Prediction]:
-        """Return the loaders that load the model, and fail without the identical copies of the word embedding."""
-        tie = self.inspection.word_tie
-        copies = {member.name for member in tie.members if member.state is State.IDENTICAL} if tie else set()
+        """Return the loaders that load the model, and fail without the identical copies of embedding and head bias."""
+        ties = (tie for tie in self.inspection.ties if tie.role in (Role.WORD_EMBEDDING, Role.OUTPUT_BIAS))
+        copies = {member.name for tie in ties for member in tie.members if member.state is State.IDENTICAL}
         after = predict(without_tensors(self.inspection, copies), self.chosen) if copies else self.before
         return [self.before[number] for number in self._harmed(after)]
 

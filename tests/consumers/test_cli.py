@@ -181,6 +181,17 @@ def test_commands_for_all_loaders_do_not_go_in_a_circle(tmp_path: Path) -> None:
     assert seen == ["tieconv untie MODEL -o OUT"], seen
 
 
+def test_a_copy_that_keeps_a_bias_in_use_is_needed(tmp_path: Path) -> None:
+    """transformers 4.48 reads the bias of a tied RoBERTa under its second name, so `retie` is not offered."""
+    tables = dict.fromkeys(("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"), matrix())
+    biases = dict.fromkeys(("lm_head.bias", "lm_head.decoder.bias"), vector())
+    config = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
+    model = save(tmp_path / "model", flagged(config, True), tables | biases)
+    reported = {entry.rule: entry for entry in tieconv.inspect(model, consumers="transformers").findings}
+    assert reported["TIE002"].remedy is None
+    assert reported["TIE002"].message.endswith("transformers 4.48 needs the copy.")
+
+
 def test_reasons_have_no_hole(tmp_path: Path) -> None:
     """transformers 5.0 does not compare values; a model type that is missing or blank leaves no gap in a sentence."""
     model = save(tmp_path / "model", flagged(LLAMA, True), llama(head=matrix()))
