@@ -289,6 +289,16 @@ def test_the_own_flag_of_a_text_config(tmp_path: Path) -> None:
     assert SetConfig("text_config.tie_embedding", False, True, True) in tieconv.plan_untie(path).plan.operations
 
 
+def test_a_transposed_view_is_converted_row_by_row(tmp_path: Path) -> None:
+    """safetensors has no strides."""
+    torch = pytest.importorskip("torch")
+    path = save(tmp_path / "m", TIED, {})
+    (path / "model.safetensors").unlink()
+    torch.save({EMBED: torch.tensor(matrix().T.copy()).T}, path / "pytorch_model.bin")
+    tieconv.plan_convert("safetensors", path).execute(tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes().endswith(matrix().tobytes())
+
+
 def test_bart_needs_three_copies(tmp_path: Path) -> None:
     """With the flag false encoder, decoder and head are parameters of their own."""
     tensors = {"model.shared.weight": matrix(), "final_logits_bias": np.zeros((1, 8), "<f4")}
