@@ -193,7 +193,7 @@ class Policy:
             if left:
                 where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
                 tensors = f"{count(sum(left), 'tensor')}{where}"
-                yield f"{tensors} were not compared with each other: --depth full compares them"
+                yield f"{tensors} outside the ties were not searched for copies: --depth full does"
         fixed = sum(self._fixed(location, model) for location, model in read.items())
         if self.baseline is None:
             return

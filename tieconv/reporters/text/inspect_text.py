@@ -57,7 +57,7 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     lines = [*wrapped(amount, "", width)]
     if alike is not None and open_question:
         number = count(alike.tensors, "tensor")
-        lines += wrapped(f"{number} were not compared with each other: --depth full compares them", "", width)
+        lines += wrapped(f"{number} outside the ties were not searched for copies: --depth full does", "", width)
     return "\n".join([first, *lines])
 
 
