@@ -17,6 +17,7 @@ from fixtures import families, zoo
 from tieconv.api.evidence import inspect
 from tieconv.architectures import class_table as table
 from tieconv.architectures.effective_flag import SIZES, vocabulary_rows, vocabulary_sizes, word_sizes
+from tieconv.checks.registry import run_all
 from tieconv.loaders import release_tables
 
 torch = pytest.importorskip("torch")
@@ -78,6 +79,23 @@ def test_the_sizes_that_count_the_word_tables(tmp_path: Path, name: str) -> None
     assert set(word_sizes(evidence)) <= set(vocabulary_sizes(evidence))
     more = set(table.exceptions("vocabulary").get(name, {}).get("tensors", ()))
     assert more <= set().union(*(counted[path] for path in own)) - words
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel", "Qwen3MoeForCausalLM"])
+def test_the_shortcut_for_plain_models_hides_no_number(tmp_path: Path, name: str) -> None:
+    """Every rule runs on a tied model with any other number in its config, if one of them reports it."""
+    zoo.build(name, tie=True).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert not inspect(tmp_path).findings
+    numbers = [key for key, value in config.items() if type(value) is int]
+    for key in numbers:
+        for number in (config[key] + 1, 2 * config[key], 0):
+            (tmp_path / "config.json").write_text(json.dumps({**config, key: number}))
+            evidence = inspect(tmp_path)
+            assert {finding.rule for finding in evidence.findings} >= {finding.rule for finding in run_all(evidence)}
+    width = next(key for key in ("hidden_size", "n_embd") if key in config)
+    (tmp_path / "config.json").write_text(json.dumps({**config, width: 2 * config[width]}))
+    assert "VOC001" in {finding.rule for finding in inspect(tmp_path).findings}
 
 
 PADDING = {table: release_tables.names("transformers-5", f"{table} padding") for table in ("refuses", "takes")}

@@ -93,7 +93,9 @@ def test_an_error_for_every_loader_is_above_an_error_for_one(tmp_path: Path, mon
     ]  # fmt: skip
     page = Path("runs/report.html").read_text(encoding="utf-8")
     assert re.search(
-        r"is missing, but the config says untied\.[^<]*<br><code>tieconv retie fleet/z -o OUT</code>", page
+        r"is missing, but the config says untied\.[^<]*<br>get the file that has lm_head\.weight; if tied: "
+        r"<code>tieconv retie fleet/z -o OUT</code>",
+        page,
     )
 
 

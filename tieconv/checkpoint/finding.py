@@ -78,10 +78,15 @@ class Finding(Listed):
         return self.remedy.action if self.remedy else None
 
     @property
+    def first_step(self) -> str:
+        """What to do before the command, safe to print: get the file with a lost head. Else empty."""
+        return f"get the file that has {shown(self.tensors[0])}" if self.rule == "TIE003" and self.tensors else ""
+
+    @property
     def next_step(self) -> str:
-        """The next command, safe to print: the remedy or an explanation. Empty for a note without a remedy."""
+        """The next step, safe to print: the remedy or an explanation. Empty for a note without a remedy."""
         if self.remedy:
-            return self.remedy.advice
+            return f"{self.first_step}; if tied: {self.remedy.advice}" if self.first_step else self.remedy.advice
         return "" if self.level is Level.NOTE else f"tieconv explain {shown(self.rule)}"
 
     @property

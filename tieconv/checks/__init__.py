@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tieconv.architectures.effective_flag import DERIVED_KEY, odd_size, tokens_without_row
+from tieconv.architectures.effective_flag import DERIVED_KEY, odd_size, tokens_without_row, undeclared_width
 from tieconv.architectures.stored_names import missing_layers, surplus_layers, unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
@@ -69,6 +69,7 @@ def _is_usual(inspection: Inspection) -> bool:
         and inspection.quantised is None
         and embedding is not None
         and embedding.shape[:1] == (config.get("vocab_size"),)
+        and not any(undeclared_width(inspection, columns) for columns in embedding.shape[1:])
         and not _UNUSUAL & config.keys()
         and not any(isinstance(value, Mapping) and "vocab_size" in value for value in config.values())
         and not any("lora_" in name or name.endswith(LEAVES) or name.startswith(EMA) for name in checkpoint.tensors)

@@ -145,7 +145,7 @@ def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     Decide which of the two was trained. Usually it is the one that the training framework reads. Then overwrite the other
     one. `tieconv bias unify --from decoder` keeps the bias that transformers 5 reads, and `--from bias` keeps the one that
-    transformers 4 reads. In an untied model nothing needs a fix.
+    transformers 4 reads. Either discards the other, so `check --fix` does not do it. In an untied model nothing needs a fix.
     """
     # Yield one finding for each stored bias that differs; BIA004 reports different lengths.
     for tie in inspection.ties:
@@ -157,7 +157,7 @@ def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
                     f"{evidence.difference(member, first, 'values')}. Both are the head bias. {_read(inspection)}.",
                     (first, member.name),
                     level=Level.NOTE if harmless else Level.ERROR,
-                    remedy=remedies.bias(inspection, "unify", survivor="decoder", safe=True) if tie.declared else None,
+                    remedy=remedies.bias(inspection, "unify", survivor="decoder", safe=False) if tie.declared else None,
                 )
 
 

@@ -62,7 +62,7 @@ def _phrase(duplicate: Duplicate) -> str:
     return f"{evidence.listed(duplicate.tensors)} are {word} ({size(duplicate.bytes_wasted)})."
 
 
-@rule("STO002", "placeholder", Level.WARNING)
+@rule("STO002", "placeholder", Level.ERROR)
 def placeholder(inspection: Inspection) -> Iterator[Finding]:
     """A tied name holds an empty tensor.
 
@@ -71,12 +71,12 @@ def placeholder(inspection: Inspection) -> Iterator[Finding]:
 
     ## Why it matters
     A sharded trainer (ZeRO stage 3) writes such placeholders if it saves without gathering the weights. Loaders fail with a
-    size mismatch, or treat the tensor as trained. In an untied model the head is lost, so it is an error.
+    size mismatch, or treat the tensor as trained. In an untied model the head is lost.
 
     ## Example
     `"tie_word_embeddings": true` and a head of shape `[0]`:
 
-        warning STO002: lm_head.weight has no elements. A sharded save left this
+        error STO002: lm_head.weight has no elements. A sharded save left this
         placeholder. Loaders refuse the model.
 
     ## How to fix
@@ -93,7 +93,6 @@ def placeholder(inspection: Inspection) -> Iterator[Finding]:
                 f"{evidence.clause(empty, 'has', 'have')} no elements. A sharded save left "
                 f"{evidence.verb(empty, 'this placeholder', 'these placeholders')}. Loaders refuse the model.",
                 empty,
-                level=Level.WARNING if replaceable else Level.ERROR,
                 remedy=remedies.merge(inspection, tie) if replaceable else None,
             )
 

@@ -101,7 +101,8 @@ def _finding(entry: CheckedFinding) -> str:
     text = _prose(view.line(finding.message))
     if finding.remedy:
         review = "" if finding.remedy.safe else f" {REVIEW_FIRST}"
-        text += f"<br>next: {_name(view.command(finding.remedy.command))}{review}"
+        first = f"{_prose(finding.first_step)}; if tied: " if finding.first_step else ""
+        text += f"<br>next: {first}{_name(view.command(finding.remedy.command))}{review}"
     elif step := finding.next_step:
         text += f"<br>next: {_name(step)}"
     level = _MARKS[finding.level]

@@ -117,8 +117,9 @@ def _more(number: int) -> Iterator[str]:
 
 
 def _command(advice: str) -> str:
-    command, review, _ = advice.partition(f" {REVIEW_FIRST}")
-    return f"<code>{escape(command, len(command))}</code>{escape(review)}"
+    first, tied, command = advice.rpartition("; if tied: ")
+    command, review, _ = command.partition(f" {REVIEW_FIRST}")
+    return f"{escape(first + tied)}<code>{escape(command, len(command))}</code>{escape(review)}"
 
 
 def _model(report: FleetReport, model: CheckedModel) -> str:

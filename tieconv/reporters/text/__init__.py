@@ -87,17 +87,12 @@ def finding_lines(finding: Finding, text: str, paint: Paint, width: int | None) 
         yield f"{' ' * len(lead)}next: {finding.next_step}"
 
 
-def lost_head(finding: Finding) -> str:
-    """Return what to do before the command of a finding: get the file with a lost head. Else return an empty string."""
-    return f"get the file that has {shown(finding.tensors[0])}" if finding.rule == "TIE003" and finding.tensors else ""
-
-
 def next_lines(finding: Finding, remedy: Remedy, indent: str, width: int | None) -> Iterator[str]:
     """Yield the command of a remedy, which is never broken, and whether it needs a review."""
-    lost = lost_head(finding)
-    if lost:
-        yield f"{indent}next: {lost}"
-    yield f"{indent}{'if tied' if lost else 'next'}: {shown(remedy.command, len(remedy.command))}"
+    first = finding.first_step
+    if first:
+        yield f"{indent}next: {first}"
+    yield f"{indent}{'if tied' if first else 'next'}: {shown(remedy.command, len(remedy.command))}"
     if not remedy.safe:
         yield from wrapped(REVIEW_FIRST, indent, width)
 

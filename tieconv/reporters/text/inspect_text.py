@@ -10,7 +10,7 @@ from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import Finding, Outcome, Prediction
 from tieconv.checkpoint.inspection import Inspection, LiveModel, State
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
-from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, lost_head, plain, wrapped
+from tieconv.reporters.text import LEVEL_STYLES, Paint, columns, finding_lines, plain, wrapped
 from tieconv.text import count, json_value, listed, shown, size
 
 _SHOWN_TIES = 8
@@ -258,9 +258,9 @@ def _next(worst: Sequence[Finding], about_files: Sequence[Finding], findings: Se
     a command that ties a model whose head is lost, it yields where the head may be.
     """
     repaired = next((finding for finding in (worst if about_files else findings) if finding.remedy), None)
-    if repaired is not None and lost_head(repaired):
-        yield f"First: {lost_head(repaired)}, if the head was trained separately."
-        yield f"If the model is tied, run: {repaired.next_step}"
+    if repaired is not None and repaired.remedy and repaired.first_step:
+        yield f"First: {repaired.first_step}, if the head was trained separately."
+        yield f"If the model is tied, run: {repaired.remedy.advice}"
     elif repaired is not None:
         yield f"Run: {repaired.next_step}"
     elif not about_files and str(worst[0].level) == "error":
