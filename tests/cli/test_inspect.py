@@ -273,8 +273,8 @@ def test_a_command_that_changes_the_outputs_says_so(tmp_path: Path) -> None:
     checked = run("check", folder).stdout
     assert re.search(r"next: get the file that has lm_head\.weight\n +if tied: tieconv retie ", checked)
     for report in ("github", "markdown", "junit", "sarif"):
-        text = run("check", folder, "--format", report).stdout.replace("\\_", "_")
-        assert re.search(r"get the file that has lm_head\.weight; if tied: `*tieconv retie ", text), report
+        text = run("check", folder, "--format", report).stdout.replace("`", "")
+        assert re.search(r"get the file that has lm_head\.weight; if tied: tieconv retie ", text), report
 
 
 def test_the_message_of_several_findings_is_called_the_first(tmp_path: Path) -> None:
