@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
-from tieconv.checks import run_checks
+from tieconv.checks import is_plain, run_checks
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.inspection.ties import bare_name, narrow, with_bare_names
-from tieconv.loaders import transformers5
 from tieconv.sources import is_hub, is_object, is_remote
 from tieconv.sources.local import FileSet, locate, open_files
 from tieconv.text import shell_word, shown
@@ -103,9 +102,16 @@ def inspected(
         from tieconv.loaders import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
-    findings = () if accept else run_checks(evidence)
-    faulty = not accept and not chosen and (refused or transformers5.has_unreported_fault(evidence))
-    if (evidence.consumers and findings) or faulty:
+    if accept is not None:
+        return replace(evidence, fetched=fetched_so_far(files))
+    plain, embedding = not evidence.consumers and is_plain(evidence), evidence.head.input_embedding
+    findings = () if plain else run_checks(evidence)
+    # For such a model, transformers 5 knows the names that are spelled as in the table.
+    if not chosen and not (plain and embedding and embedding.name == evidence.family.input_embedding):
+        from tieconv.loaders import transformers5
+
+        refused = refused or transformers5.has_unreported_fault(evidence)
+    if (evidence.consumers and findings) or (refused and not chosen):
         from tieconv.loader_remedies import helpful, with_refusal  # imports the planners
 
         findings = helpful(evidence, chosen, findings) if chosen else with_refusal(evidence, findings)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tieconv.architectures.effective_flag import DERIVED_KEY, odd_size, tokens_without_row, undeclared_width
+from tieconv.architectures.effective_flag import (
+    DERIVED_KEY,
+    odd_size,
+    tokens_without_row,
+    undeclared_width,
+    unlisted_layers,
+)
 from tieconv.architectures.stored_names import missing_layers, surplus_layers, unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
@@ -50,6 +56,7 @@ def is_plain(inspection: Inspection) -> bool:
         and all(map(_is_stored_once, inspection.ties))
         and not unexplained(inspection)
         and not odd_size(inspection)[1]
+        and not unlisted_layers(inspection)
         and not tokens_without_row(inspection)
         and not any(missing_layers(inspection))
         and not any(surplus_layers(inspection))
