@@ -80,7 +80,7 @@ def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict
     if len(different) > 1:
         listed = ", ".join(f"{shown(name)} {rows:,}" for name, rows in list(rows_by_name.items())[:4])
         problem = f"{shown(inspection.checkpoint.source)}: the {to if to == 'config' else 'tables'} disagree: {listed}"
-        hint = Hint("choose the number of rows: ", again(inspection, "resize", to=different[-1]))
+        hint = Hint("choose the number of rows: ", again(inspection, "resize", to=different[-1], fill="mean"))
         refuse(problem, hint, "resize.disagree")
     return different[0]
 
