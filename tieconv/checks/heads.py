@@ -737,7 +737,7 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     A Llama of 8 rows with a padding token that was added:
 
         error VOC003: pad_token_id is 8, but model.embed_tokens.weight has 8 rows.
-        transformers does not build the class so.
+        transformers 5 does not build the class so.
 
     ## How to fix
     `tieconv resize --to N --fill mean` adds the rows (review first: may change the model's outputs). Or set `pad_token_id`
@@ -747,7 +747,7 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
         name, rows = next(iter(vocabulary_rows(inspection).items()))
         refuses = path.endswith("pad_token_id") and refuses_padding(inspection)
         subject = f"{shown(path)} is" if path.endswith("pad_token_id") else "The tokenizer has ids up to"
-        end = "transformers does not build the class so" if refuses else "A text with such a token ends in an error"
+        end = "transformers 5 does not build the class so" if refuses else "A text with such a token ends in an error"
         yield token_without_row.finding(
             f"{subject} {number:,}, but {shown(name)} has {rows:,} rows. {end}.",
             [name],

@@ -184,13 +184,13 @@ def wrong_rows(inspection: Inspection) -> Refusal | None:
 def without_padding(inspection: Inspection, version: str) -> Refusal | None:
     """Return why transformers does not build the class with its padding token, or may not: the token has no row."""
     padding = next((item for item in effective_flag.tokens_without_row(inspection) if "pad" in item[0]), None)
-    measured = version.startswith("5.")
+    measured = version == "5.x"  # 5.0 to 5.3 were not run
     refuses = refuses_padding(inspection)
     if padding is None or (measured and refuses is False):
         return None
     sentence = f"{shown(padding[0])} is {padding[1]:,}, for which the embedding has no row"
     if measured and refuses:
-        return Refusal(Cause.CONFIG, f"transformers does not build the class, because {sentence}")
+        return Refusal(Cause.CONFIG, f"transformers 5.23 does not build the class, because {sentence}")
     return unknown(f"{sentence}, and most classes are not built so")
 
 
