@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
-from tieconv.checks import is_plain, run_checks
+from tieconv.checks import is_plain
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
@@ -22,6 +22,7 @@ from tieconv.text import shell_word, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieconv.checkpoint.finding import Finding
     from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, Listing
     from tieconv.loaders.interface import Consumer
     from tieconv.sources.objects.client import ObjectFiles
@@ -105,7 +106,11 @@ def inspected(
     if accept is not None:
         return replace(evidence, fetched=fetched_so_far(files))
     plain, embedding = not evidence.consumers and is_plain(evidence), evidence.head.input_embedding
-    findings = () if plain else run_checks(evidence)
+    findings: tuple[Finding, ...] = ()
+    if not plain:
+        from tieconv.checks.registry import run_all  # forty modules
+
+        findings = run_all(evidence)
     # For such a model, transformers 5 knows the names that are spelled as in the table.
     if not chosen and not (plain and embedding and embedding.name == evidence.family.input_embedding):
         from tieconv.loaders import transformers5
