@@ -45,6 +45,7 @@ from tieconv.onnx.parity.bindings import Bindings, Kind, Padding
 from tieconv.onnx.parity.judge import Errors, Judged
 from tieconv.onnx.parity.measured_pair import WIDEST, Subject, Wishes, planned_prompt, planned_window, reference_bytes
 from tieconv.onnx.parity.passes import make_work, pieces, run_model
+from tieconv.onnx.parity.validate import _tokens
 from tieconv.reference import float64 as wide
 from tieconv.reference.model import Batch, load
 from tieconv.reference.packages import need
@@ -319,6 +320,16 @@ def test_positions_that_begin_after_the_padding() -> None:
     assert position_limit(SimpleNamespace(max_position_embeddings=130, pad_token_id=1, model_type="bert")) == 130
     assert position_limit(SimpleNamespace()) is None
     assert position_limit(SimpleNamespace(max_position_embeddings=0)) is None
+
+
+def test_positions_under_a_key_of_the_class() -> None:
+    """MPT and DBRX say max_seq_len. The sequences that the reference samples end there too."""
+    config = SimpleNamespace(max_seq_len=16, vocab_size=99)
+    model = SimpleNamespace(logits=lambda batch: torch.zeros(*batch.ids.shape, 99))
+    assert position_limit(config) == 16
+    tokens = _tokens(SimpleNamespace(config=config), model, Kind.CACHED, None)  # type: ignore[arg-type]
+    assert tokens is not None
+    assert tokens.ids.shape == (8, 16)
 
 
 def test_the_reference_runs_once_for_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

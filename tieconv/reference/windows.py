@@ -18,7 +18,10 @@ EVERY = 7
 _FROM_PADDING = ("roberta", "roberta-xl", "camembert", "mpnet", "data2vec-text", "longformer", "esm", "ibert")
 """Ends of model types that number positions from the padding token's id on."""
 
-_POSITIONS = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings")
+_POSITIONS = (
+    "max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings", "max_seq_len",
+    "model_max_length",
+)  # fmt: skip
 
 EXTRA, PURPOSE = "torch", "--text, which runs the model,"
 """The extra that `--text` needs, and the purpose for the error message."""

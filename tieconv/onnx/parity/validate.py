@@ -40,7 +40,7 @@ from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.onnx.parity.judge import Errors, Judged, identity_gates, judge, lookup_gates, structure_gates
 from tieconv.onnx.parity.lookups import embedding_gates, every_lookup
 from tieconv.reference.model import CPU, Batch, Reference, load
-from tieconv.reference.windows import load_tokenizer
+from tieconv.reference.windows import load_tokenizer, position_limit
 from tieconv.sources.temporary import temporary_directory
 from tieconv.sources.user_files import decode, read_bytes
 from tieconv.text import FILE, OUT, Hint, call, count, option, shown
@@ -482,7 +482,7 @@ def _tokens(subject: measured_pair.Subject, model: Reference, kind: Kind, text: 
             problem = f"{shown(subject.evidence.checkpoint.source)} does not predict the next token of a text"
             raise RefusedError(problem, Hint("leave out ", option("text")), "parity.text")
         return None
-    longest = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+    longest = position_limit(config) or 1 << 30
     if text is not None:
         return read_tokens(text, subject.root, int(config.vocab_size), longest)
     # Without a text, the reference itself generates sequences at random, with a fixed seed.
