@@ -72,12 +72,12 @@ COMPOSED = """\
 ## Classes whose text part the config chooses
 
 A config of these classes names the type of its text part. Names, ties, biases and scales are those of that type's
-class, under the prefix in the table. Each class has its usual type, and for how many of the built types this rule is
-right. For the others, tieconv uses the measured record. *Head of* says which of the two has the output head.
+class, under the prefix in the table. *Right* says for how many of the built types this rule is right. For the others,
+tieconv uses the measured record. *Head of* says which of the two has the output head.
 `python fixtures/composites.py --check` measures them again.
 {pairs}
-| part | prefix of its names | head of | classes |
-|---|---|---|---|"""
+| classes | part | usual type | prefix of its names | head of | right |
+|---|---|---|---|---|---|"""
 
 PAIRS = """
 transformers saved {pairs} of these pairs with the default flags, tied and untied, and changed in three ways. `check`
@@ -109,11 +109,11 @@ def _composed() -> Iterator[str]:
                 own = "the other part"
             measured = sum(key.startswith(f"{part['level']}=") for key in measured_counts["measured"])
             right = measured_counts["by the rule"][part["level"]]
-            of_types = f", {right} of {measured}" if measured else ""
-            facts = f"{_code(part['level'])} | {_code(part['file'])} | {own}"
-            rows.setdefault(facts, []).append(f"{name} ({part['default']}{of_types})")
-    for facts, classes in sorted(rows.items()):
-        yield f"| {facts} | {', '.join(classes)} |"
+            of_types = "none built" if not measured else "all" if right == measured else f"{right} of {measured}"
+            facts = (_code(part["level"]), part["default"], _code(part["file"]), own, of_types)
+            rows.setdefault(" | ".join(facts), []).append(name)
+    for facts, classes in rows.items():
+        yield f"| {_codes(classes)} | {facts} |"
     yield _classes()
 
 
@@ -165,13 +165,13 @@ def _by_reason(reasons: dict[str, str]) -> Iterator[str]:
     for name, why in sorted(reasons.items()):
         classes.setdefault(why, []).append(name)
     for why, names in classes.items():
-        yield f"- {', '.join(names)}: {why}"
+        yield f"- {_codes(names)}: {why}"
 
 
 def _all(families: list[Family]) -> Iterator[str]:
     yield "## Every class\n"
-    yield "Names are the names in the file. *Default* is what transformers 5 does if no level of the config has the flag."
-    yield "*Copies* is the number of tensors that untying adds.\n"
+    yield "Names are the names in the file. *Default* is what transformers 5 does if no level of the config has the"
+    yield "flag. *Copies* is the number of tensors that untying adds.\n"
     yield "| classes | input embedding | output head | head bias | ties | default | copies |"
     yield "|---|---|---|---|---|---|---|"
     rows: dict[str, list[str]] = {}
@@ -185,8 +185,12 @@ def _all(families: list[Family]) -> Iterator[str]:
         )
         rows.setdefault(facts, []).append(family.architecture)
     for facts, names in sorted(rows.items(), key=lambda row: (-len(row[1]), row[1])):
-        yield f"| {', '.join(names)} | {facts} |"
+        yield f"| {_codes(names)} | {facts} |"
 
 
 def _code(name: str | None) -> str:
     return f"`{name}`" if name else ""
+
+
+def _codes(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

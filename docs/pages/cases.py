@@ -32,7 +32,7 @@ tieconv explain - < LOG        # the same for each line of a log
 `MODEL` is your model, `OUT` a path that does not exist yet. Each case was reported in public or measured by us. Its
 finding is what `tieconv inspect` prints about a tiny file with this failure; the tests compare them.
 
-A message with a version was printed by that version for such a model, or stands in its source. A message with a link
+A message with a version was printed by that version for such a model, or is in its source. A message with a link
 is from that report, and we did not reproduce it. Rows of a load report show several spaces as one.
 """
 

@@ -49,7 +49,8 @@ Any other result fails the run: {wrong}.
 The last three demand a change that could alter the function. There, `exact` means that the class does not obey the
 flag, or that `.bin` already holds the head.
 
-`pytest -m matrix -n 2` measures again (about ten minutes on two cores). With `-k`, it replaces the rows of some classes.
+`pytest -m matrix -n 2` measures again, in about ten minutes on two cores. With `-k`, it replaces the rows of some
+classes.
 """
 
 
@@ -91,8 +92,8 @@ def _counts(rows: Rows, layouts: list[str]) -> Iterator[str]:
     yield "## Counts\n"
     yield f"| command | {' | '.join(', '.join(names) for names in alike.values())} |"
     yield "|---" * (1 + len(alike)) + "|"
-    for place, verb in enumerate(numbers):
-        cells = [column[place] for column in alike]
+    for row, verb in enumerate(numbers):
+        cells = [column[row] for column in alike]
         cells[1:] = ["the same" if cell == cells[0] else cell for cell in cells[1:]]
         yield f"| {_code(verb)} | {' | '.join(cells)} |"
 
@@ -103,15 +104,14 @@ def _count(number_of: Counter[str]) -> str:
 
 def _classes(rows: Rows, groups: list[list[str]], verbs: list[str]) -> Iterator[str]:
     yield "## Every class\n"
-    yield "All classes of a group have the same results for every command in every layout. A cell has one word where the"
-    yield "layouts agree.\n"
+    yield "All classes of a group have the same results in every layout. A cell has one word where the layouts agree.\n"
     yield f"| group | {' | '.join(map(_code, verbs))} |"
     yield "|---" * (1 + len(verbs)) + "|"
     for number, names in enumerate(groups, 1):
         yield f"| {number} | {' | '.join(_cell(rows[names[0]], verb) for verb in verbs)} |"
     yield ""
     for number, names in enumerate(groups, 1):
-        yield f"**Group {number}** ({len(names)}): {', '.join(names)}.\n"
+        yield f"**Group {number}** ({len(names)}): {', '.join(map(_code, names))}.\n"
 
 
 def _cell(layouts: dict[str, dict[str, str]], verb: str) -> str:
