@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
 import types
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,6 +18,7 @@ import pytest
 
 import tieconv
 from tests.cli.run import refused, run
+from tests.oracles.environments import TORCH, Environment, make
 from tests.refusals import failure_of
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export import carry_out as export_run
@@ -29,7 +32,9 @@ from tests.onnx import exported  # noqa: E402
 from tests.onnx.exported import ROWS  # noqa: E402
 from tests.onnx.layouts.families import FAMILIES  # noqa: E402
 from tieconv.onnx.export.adapter import fold_windows  # noqa: E402
+from tieconv.reference.model import cache_argument, cache_in  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 WINDOW = 8
 LENGTH = "past_key_values.layers.{}._sliding_window_tensor"
 
@@ -79,6 +84,65 @@ def test_a_graph_without_windows_is_unchanged() -> None:
         model = ir.Model(ir.Graph([ids], [ids], nodes=[unused], opset_imports={"": 20}), ir_version=10)
         assert fold_windows(model, cache) == {}
         assert len(model.graph) == 1
+
+
+@dataclass
+class _Output(transformers.utils.ModelOutput):  # type: ignore[misc]
+    logits: Any = None
+    cache: Any = None
+
+
+class _Renamed(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """A Llama with the names of transformers 5.24, in which `past_key_values` is `cache`."""
+
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, cache: Any = None,
+        use_cache: bool | None = None,
+    ) -> _Output:  # fmt: skip
+        made = super().forward(input_ids, attention_mask, position_ids, cache, use_cache=use_cache)
+        return _Output(made.logits, made.past_key_values)
+
+
+def test_the_cache_of_transformers_5_24(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph has the cache that the plan promises, and parity measures steps with it."""
+    exported.make("llama").save_pretrained(tmp_path / "model")
+    monkeypatch.setattr("transformers.LlamaForCausalLM", _Renamed)
+    plan = tieconv.plan_export(tmp_path / "model", provider="cpu")
+    assert plan.plan.inputs[-1] == "cache [batch, heads, past, width] of each layer"
+    outcome = plan.execute(tmp_path / "out")
+    assert outcome.parity is not None
+    assert outcome.parity.verdict == "passed"
+    assert any(case.past for case in outcome.parity.cases)
+    inputs = {value.name: value.shape for value in ir.load(tmp_path / "out" / "model.onnx").graph.inputs}
+    caches = [f"input.cache.layers.{layer}.{part}" for layer in range(2) for part in ("keys", "values")]
+    assert [*inputs] == ["input_ids", "attention_mask", "position_ids", *caches]
+    assert [str(side) for side in inputs["attention_mask"] or ()] == ["batch", "past_sequence + sequence"]
+    assert {str((inputs[name] or ())[2]) for name in caches} == {"past_sequence"}
+
+
+@pytest.mark.slow
+def test_the_exporter_of_transformers_5_24(tmp_path: Path) -> None:
+    """The release itself, with a decoder and an encoder-decoder: each graph has a cache, and parity passes."""
+    packages = (TORCH, "transformers==5.24.0", "onnx==1.23.2", "onnx-ir==1.1.0", "onnxruntime==1.32.0")
+    python = make(Environment("transformers", (*packages, "onnxscript==0.7.2", "click")), tmp_path / "environment")
+    for name, graph in (("llama-tied", "model.onnx"), ("bart", "decoder_model_merged.onnx")):
+        words = [python, "-m", "tieconv", "export", ROOT / "fixtures" / "models" / name, "-o", tmp_path / name]
+        ended = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert "parity passed" in ended.stdout
+        inputs = [str(value.name) for value in ir.load(tmp_path / name / graph).graph.inputs]
+        assert sum("cache" in entry or "past_key_values" in entry for entry in inputs) >= 4, inputs
+
+
+def test_a_class_without_a_cache(tmp_path: Path) -> None:
+    """The plan of a GPT promises no cache, and names the positions that its graph reads."""
+    config = transformers.OpenAIGPTConfig(vocab_size=ROWS, n_embd=32, n_layer=1, n_head=4, n_positions=32)
+    transformers.OpenAIGPTLMHeadModel(config).save_pretrained(tmp_path)
+    plan = tieconv.plan_export(tmp_path)
+    assert plan.plan.kind == "decoder without cache"
+    assert plan.plan.inputs == tuple(
+        f"{name} [batch, sequence]" for name in ("input_ids", "attention_mask", "position_ids")
+    )
 
 
 def _slow(name: str) -> Any:
@@ -155,10 +219,10 @@ def test_transformers_runs_the_graph(tmp_path: Path) -> None:
     loaded, start = ExportedModel.from_pretrained(tmp_path / "out"), 0
     for end in (3 * WINDOW, 3 * WINDOW + 2):
         mask, positions = torch.ones(2, end, dtype=torch.int64), torch.arange(start, end).repeat(2, 1)
-        given = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        given = {"attention_mask": mask, "position_ids": positions, cache_argument(type(model)): cache}
         made = loaded(input_ids=ids[:, start:end], **given)
         assert (made.logits - wanted[:, start:end]).abs().max() < 1e-4 * wanted.abs().max()
-        cache, start = made.past_key_values, end
+        cache, start = cache_in(made), end
 
 
 BASE = {"vocab_size": 88, "hidden_size": 32, "num_hidden_layers": 2}

@@ -416,6 +416,21 @@ def feature_argument(cls: Any) -> str:
     return main if main != _IDS else ""
 
 
+_CACHES = ("cache", "past_key_values")
+"""The argument of a class for the keys and values of earlier tokens: since transformers 5.24, and before."""
+
+
+def cache_argument(cls: Any) -> str:
+    """Return the argument of the class for keys and values of earlier tokens; empty if it has none."""
+    accepted = signature(cls.forward).parameters
+    return next((name for name in _CACHES if name in accepted), "")
+
+
+def cache_in(values: Mapping[str, Any]) -> Any:
+    """Return the keys and values among the inputs or outputs of a class, or ``None``."""
+    return next((values[name] for name in _CACHES if name in values), None)
+
+
 def planned_encoder_input(cls: Any, directory: str) -> EncoderInput | None:
     """Return what `encoder_input` returns, from a model without weights. ``directory`` holds its config.
 

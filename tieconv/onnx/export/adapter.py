@@ -23,11 +23,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
+from tieconv.reference.model import cache_in
 from tieconv.reference.packages import need, quiet
 from tieconv.text import shown
 
 TRIED = {"transformers": "5.23.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxscript": "0.7.2"}
-"""The versions that this adapter is tested with. It also supports transformers 5.17.0."""
+"""The versions that this adapter is tested with. It also supports transformers 5.17.0 and 5.24.0."""
 _NOISE = ("pkg.torch.onnx.", "pkg.onnxscript.")
 """Metadata of the tracer: stack traces with source lines of the modelling code, as large as a small graph."""
 
@@ -60,7 +61,7 @@ def export_graph(
                 for key in [key for key in owner.metadata_props if key.startswith(_NOISE)]:
                     del owner.metadata_props[key]
     name_axes(program)
-    constants = fold_windows(program, inputs.get("past_key_values"))
+    constants = fold_windows(program, cache_in(inputs))
     for component in getattr(made, "components", {}).values():
         component.metadata.out_constants = sorted([*component.metadata.out_constants, *map(list, constants.items())])
     start_ranges(program)
@@ -211,6 +212,7 @@ _NAMES = {
     "encoder_attention_mask": ("batch", "encoder_sequence"),
     "encoder_hidden_states": ("batch", "encoder_sequence"),
 }
+_CACHE = re.compile(r"(?:input\.)?(?:past_key_values|cache)\.")
 _PAST = ("batch", "", "past_sequence", "")
 _CROSS = ("batch", "", "encoder_sequence", "")
 _SYMBOL = re.compile(r"\b[su]\d+\b")
@@ -226,11 +228,11 @@ def name_axes(model: ir.Model) -> None:
 
 def _symbols(model: ir.Model) -> Iterator[tuple[str, str]]:
     inputs = {str(value.name): value for value in model.graph.inputs}
-    cached = any("past_key_values" in name for name in inputs)
+    cached = any(map(_CACHE.match, inputs))
     whole = "past_sequence + sequence" if cached else "sequence"
     for name, value in inputs.items():
         cache = _CROSS if ".encoder." in name else _PAST
-        axes = cache if "past_key_values" in name else _NAMES.get(name, ("batch", whole))
+        axes = cache if _CACHE.match(name) else _NAMES.get(name, ("batch", whole))
         if name == "position_ids" and len(value.shape or ()) > len(axes):
             axes = ("", *axes)  # M-RoPE
         if name == "token_type_ids" and cached:
@@ -350,7 +352,7 @@ def quick_rewrites() -> Iterator[None]:
         matcher.match = original
 
 
-_WINDOW = re.compile(r"(?:input\.|output\.)?past_key_values\.(?:layers\.)?(\d+)\._sliding_window_tensor")
+_WINDOW = re.compile(r"(?:input\.|output\.)?(?:past_key_values|cache)\.(?:layers\.)?(\d+)\._sliding_window_tensor")
 
 
 def fold_windows(model: ir.Model, cache: Any) -> dict[int, int]:

@@ -16,7 +16,7 @@ from tieconv.onnx.export import adapter
 from tieconv.onnx.export.sample_inputs import BATCH, PAST, SEQUENCE, SOURCE, keeps_keys_and_values, moved, sample_batch
 from tieconv.onnx.parity.bindings import DECODER, ENCODER
 from tieconv.onnx.write.data_placement import PAGE, SMALL
-from tieconv.reference.model import EncoderInput, Reference, encoder_input
+from tieconv.reference.model import EncoderInput, Reference, cache_argument, cache_in, encoder_input
 from tieconv.reference.packages import BY_TRANSFORMERS, need
 from tieconv.sources.user_files import new_file
 from tieconv.text import Hint
@@ -39,7 +39,7 @@ def trace_pair(
         # The encoder of images or sound has a fixed number of positions, but the decoder takes any.
         hidden = encoder(**source)["last_hidden_state"][:, :SOURCE]
         mask = source.get("attention_mask")
-        cache = decoded(model, tokens[:, :PAST], hidden, mask, cache_of()).past_key_values
+        cache = cache_in(decoded(model, tokens[:, :PAST], hidden, mask, cache_of()))
         own, cross = named(cache, "decoder"), named(cache, "encoder")
         layers = {index: own[index] | cross[index] for index in own}
     masked = {} if mask is None else {"encoder_attention_mask": mask}
@@ -104,7 +104,7 @@ class Decoder(torch.nn.Module):  # type: ignore[misc]
     ) -> dict[str, Any]:
         cache = cache_of([past_key_values[str(index)] for index in range(len(past_key_values))])
         made = decoded(self.model, input_ids, encoder_hidden_states, encoder_attention_mask, cache)
-        return {"logits": made.logits, "present": named(made.past_key_values, "decoder")}
+        return {"logits": made.logits, "present": named(cache_in(made), "decoder")}
 
 
 class CrossAttention(torch.nn.Module):  # type: ignore[misc]
@@ -117,7 +117,7 @@ class CrossAttention(torch.nn.Module):  # type: ignore[misc]
     def forward(self, encoder_hidden_states: torch.Tensor) -> dict[str, Any]:
         ids = torch.zeros_like(encoder_hidden_states[:, :1, 0], dtype=torch.int64)
         made = decoded(self.model, ids, encoder_hidden_states, None, cache_of())
-        return {"present": named(made.past_key_values, "encoder")}
+        return {"present": named(cache_in(made), "encoder")}
 
 
 def decoded(model: Any, ids: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> Any:
@@ -127,8 +127,8 @@ def decoded(model: Any, ids: torch.Tensor, hidden: torch.Tensor, mask: torch.Ten
     return model(
         encoder_outputs=outputs.BaseModelOutput(last_hidden_state=hidden),
         decoder_input_ids=ids,
-        past_key_values=cache,
         use_cache=True,
+        **{cache_argument(type(model)): cache},
         **masked,
     )
 

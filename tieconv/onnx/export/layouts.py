@@ -370,7 +370,9 @@ def read_model(checkpoint: Checkpoint, architecture: str, layout: type[Layout]) 
 
 GRAPH = "model.onnx"
 """The name of the graph until it is in OUT."""
-_CACHE = re.compile(r"(?P<side>input\.|output\.)?past_key_values\.(?:layers\.)?(?P<layer>\d+)\.(?P<part>key|value)s?")
+_CACHE = re.compile(
+    r"(?:(?:input|output)\.)?(?:past_key_values|cache)\.(?:layers\.)?(?P<layer>\d+)\.(?P<part>key|value)s?"
+)
 
 
 def arrange(raw: Path, layout: Layout) -> None:

@@ -29,7 +29,7 @@ from tieconv.onnx.parity.graph_file import EMBEDDING
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.quantise import BLOCK, Scheme, check_scheme, head_note
 from tieconv.onnx.write.plan import HELD_TWICE
-from tieconv.reference.model import architecture, load_config, planned_encoder_input
+from tieconv.reference.model import architecture, cache_argument, load_config, planned_encoder_input
 from tieconv.reference.packages import BY_TRANSFORMERS, need
 from tieconv.text import Hint, option, shown, size
 
@@ -46,6 +46,7 @@ _AXES = {
         "position_ids [batch, sequence]",
         "past_key_values [batch, heads, past, width] of each layer",
     ),
+    Kind.PLAIN: ("input_ids [batch, sequence]", "attention_mask [batch, sequence]"),
     Kind.MASKED: ("input_ids [batch, sequence]", "attention_mask [batch, sequence]"),
     Kind.SEQ2SEQ: (
         "input_ids [batch, sequence]",
@@ -162,7 +163,11 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
     if parts is not None:
         check_options(options.layout, scheme)
     layout.check(kind)
-    inputs = pair_inputs(name, checkpoint.root) if kind is Kind.PAIR else AXES if parts else _AXES.get(kind, ())
+    inputs = pair_inputs(name, checkpoint.root) if kind is Kind.PAIR else AXES if parts else _AXES[kind]
+    if kind is Kind.PLAIN and "position_ids" in signature(_class(name).forward).parameters:
+        inputs += ("position_ids [batch, sequence]",)
+    if not layout.renames and kind is Kind.CACHED:  # the exporter's names
+        inputs = tuple(text.replace("past_key_values", cache_argument(_class(name))) for text in inputs)
     # All files are copied but weights, and files with a name that the export writes.
     document = checkpoint.config
     companions = {**checkpoint.companions, **({document.name: len(document.text.encode())} if document else {})}
@@ -231,10 +236,17 @@ def _check_consistent(evidence: Inspection) -> None:
 
 def _kind(name: str, config: Mapping[str, object], *, one_graph: bool) -> Kind:
     """Return what the graph will compute according to the config. The loaded class decides later."""
+    cls = _class(name)
     if config.get("is_encoder_decoder") is True:
-        cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
         return sample_inputs.encoder_decoder_kind(cls, one_graph=one_graph) if cls is not None else Kind.SEQ2SEQ
-    return Kind.MASKED if "MaskedLM" in name else Kind.CACHED
+    if "MaskedLM" in name:
+        return Kind.MASKED
+    return sample_inputs.causal_kind(cls) if cls is not None else Kind.CACHED
+
+
+def _class(name: str) -> Any:
+    """Return the class of the installed transformers, or ``None``."""
+    return getattr(need("transformers", "onnx,torch", "exporting"), name, None)
 
 
 def estimated_bytes(
@@ -268,7 +280,7 @@ def pair_inputs(name: str, directory: str) -> tuple[str, ...]:
 
     Raises `RefusedError` if the encoder reads images or sound in a shape that the config does not fix.
     """
-    cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
+    cls = _class(name)
     reads = planned_encoder_input(cls, directory) if sample_inputs.reads_features(cls, Kind.PAIR) else None
     if reads is None:
         encoder = "encoder: input_ids and attention_mask [batch, encoder sequence]"
@@ -294,7 +306,7 @@ def rows_only(name: str, checkpoint: Checkpoint, kind: Kind, *, wanted: bool) ->
     ``name`` is the class of the model, and ``wanted`` says that the user wants a decoder of `inputs_embeds`. Raises
     `RefusedError` for a class whose decoder cannot be exported so.
     """
-    cls = getattr(need("transformers", "onnx,torch", "exporting"), name, None)
+    cls = _class(name)
     if cls is None or not hasattr(cls, "forward"):
         return None
     images = bool(sample_inputs.modality_input(cls))
@@ -333,7 +345,7 @@ def check_cache(name: str, directory: str, source: str) -> None:
     ``export.cache``, which says the layer and its kind.
     """
     transformers = need("transformers", "onnx,torch", "exporting")
-    where = _other_state(transformers, load_config(directory), getattr(transformers, name, None))
+    where = _other_state(transformers, load_config(directory), _class(name))
     if where:
         problem = f"{shown(source)}: {shown(name)} keeps another state than keys and values {where}"
         hint = Hint("export ", BY_TRANSFORMERS)
@@ -355,5 +367,5 @@ def _other_state(transformers: Any, config: Any, cls: Any) -> str:
         return ""
     # The class cannot go back to an earlier token.
     accepted = signature(cls.forward).parameters
-    argument = next((name for name in ("cache_params", "state") if name in accepted), "past_key_values")
+    argument = next((name for name in ("cache_params", "state") if name in accepted), cache_argument(cls))
     return f"in every layer (argument {argument})"

@@ -38,7 +38,6 @@ def kind_of(model: Any, *, embeds: bool = False, one_graph: bool = False) -> Kin
     model with other inputs or outputs than tokens and logits.
     """
     name = type(model).__name__
-    accepts = _accepts(model)
     pair = encoder_decoder_kind(type(model), one_graph=one_graph) if model.config.is_encoder_decoder else None
     if not embeds and not reads_features(type(model), pair):
         check_inputs(type(model))
@@ -48,12 +47,17 @@ def kind_of(model: Any, *, embeds: bool = False, one_graph: bool = False) -> Kin
         return pair
     if "MaskedLM" in name:
         return Kind.MASKED
-    return Kind.CACHED if "past_key_values" in accepts else Kind.PLAIN
+    return causal_kind(type(model))
+
+
+def causal_kind(cls: Any) -> Kind:
+    """Return whether the class, which predicts the next token, can keep keys and values between passes."""
+    return Kind.CACHED if reference_model.cache_argument(cls) else Kind.PLAIN
 
 
 def encoder_decoder_kind(cls: Any, *, one_graph: bool) -> Kind:
     """Return whether the encoder-decoder class can run its two parts alone, with a cache between them."""
-    parts = {"encoder_outputs", "decoder_input_ids", "past_key_values"} <= _accepts(cls)
+    parts = {"encoder_outputs", "decoder_input_ids"} <= _accepts(cls) and reference_model.cache_argument(cls)
     return Kind.PAIR if parts and not one_graph else Kind.SEQ2SEQ
 
 
@@ -120,12 +124,13 @@ def _cached(reference: reference_model.Reference, batch: reference_model.Batch, 
 
     M-RoPE has three numbers for a position, so the step then has four tokens.
     """
-    model = reference.model
+    model, argument = reference.model, reference_model.cache_argument(type(reference.model))
     cache = need("transformers", "onnx,torch", "exporting").DynamicCache(config=model.config)
     past = PAST - (reads is not None and reads.axes > 1)
     before = reference_model.Batch(batch.ids[:, :past], batch.mask[:, :past])
     with torch.no_grad():
-        filled = reference.call(**reference.inputs(before), past_key_values=cache, use_cache=True).past_key_values
+        output = reference.call(**reference.inputs(before), **{argument: cache}, use_cache=True)
+    filled = reference_model.cache_in(output)
     layers = getattr(filled, "layers", None) or []
     if not layers or not all(keeps_keys_and_values(layer) for layer in layers):
         problem = f"{type(model).__name__} caches other states than keys and values, which export does not support"
@@ -137,7 +142,7 @@ def _cached(reference: reference_model.Reference, batch: reference_model.Batch, 
             inputs["position_ids"] = torch.stack([inputs["position_ids"]] * reads.axes)
         if reads.blocks:
             inputs[reads.blocks] = torch.full_like(batch.ids, reads.causal)
-    return inputs | {"past_key_values": filled, "use_cache": True}
+    return inputs | {argument: filled, "use_cache": True}
 
 
 def keeps_keys_and_values(layer: Any) -> bool:
@@ -153,8 +158,11 @@ def keeps_keys_and_values(layer: Any) -> bool:
 EMBEDS = "inputs_embeds"
 _PARTS = 3
 """Decoder, input embedding and head."""
-_CACHED = frozenset({EMBEDS, "attention_mask", "past_key_values"})
-_TEXT = _CACHED | {"cache_position", "input_ids", "kwargs", "args", "position_ids", "use_cache", "return_dict"}
+_ROWS = frozenset({EMBEDS, "attention_mask"})
+_TEXT = _ROWS | {
+    "input_ids", "position_ids", "cache_position", "past_key_values", "cache", "use_cache", "return_dict", "args",
+    "kwargs",
+}  # fmt: skip
 """Arguments of a decoder whose inputs are `inputs_embeds` alone. `output_attentions` and the like are ignored too."""
 
 
@@ -168,7 +176,7 @@ class LeftOut:
 
 def reads_embeddings(cls: Any) -> bool:
     """Return whether the class is a decoder with a cache that takes `inputs_embeds` in place of token ids."""
-    return _accepts(cls) >= _CACHED
+    return _accepts(cls) >= _ROWS and causal_kind(cls) is Kind.CACHED
 
 
 def left_out_parts(cls: Any, directory: str, stored: Iterable[str], *, images: bool) -> LeftOut:
@@ -302,7 +310,7 @@ _NAME = "is_initialized"
 def first_pass(active: bool) -> Iterator[None]:
     """Make a cache look empty to the model's code while ``active``, although it holds tokens.
 
-    Some models (PaliGemma) read token types only if ``past_key_values.is_initialized`` is false. The graph gets types
+    Some models (PaliGemma) read token types only if the cache's ``is_initialized`` is false. The graph gets types
     for past and new tokens. A token of a closed block then attends to no later token, as in a step of the model.
     """
     cache = need("transformers", "onnx,torch", "exporting").Cache

@@ -123,9 +123,10 @@ class Bindings:
         return rows, tokens
 
 
-# transformers' exporters, optimum and onnxruntime-genai: input.past_key_values.layers.0.keys, past_key_values.0.key
+# input.cache.layers.0.keys of transformers 5.24, input.past_key_values.layers.0.keys of its earlier releases, and
+# past_key_values.0.key of optimum and onnxruntime-genai
 _CACHE = re.compile(
-    r"(?:input\.|output\.)?(?P<side>past_key_values|past_key_value|past|present_key_values|present)"
+    r"(?:input\.|output\.)?(?:cache|past_key_values|past_key_value|past|present_key_values|present)"
     r"\.(?:layers\.)?(?P<layer>\d+)\.(?:(?:decoder|self)\.)?(?P<part>key|value)s?"
 )
 _WINDOW = re.compile(r".*\._sliding_window_tensor")
