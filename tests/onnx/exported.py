@@ -17,6 +17,9 @@ from typing import Any
 import torch
 import transformers as tr
 
+from tieconv.reference.model import cache_argument, cache_in
+
+CACHE = cache_argument(tr.LlamaForCausalLM)
 ROWS, WIDTH = 1021, 32  # so many rows that a good part of them is never fed
 STD = 0.15  # the usual 0.02 makes logits so flat that faults hide in them
 
@@ -139,11 +142,11 @@ def _inputs(model: Any) -> dict[str, Any]:
     past = torch.ones(2, 7, dtype=torch.long)
     past[0, :2] = 0
     cache = tr.DynamicCache(config=model.config)
-    filled = model(input_ids=torch.randint(0, ROWS, (2, 7)), attention_mask=past, use_cache=True, past_key_values=cache)
+    filled = model(input_ids=torch.randint(0, ROWS, (2, 7)), attention_mask=past, use_cache=True, **{CACHE: cache})
     mask = torch.cat([past, torch.ones(2, 3, dtype=torch.long)], 1)
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -3:]
     return {"input_ids": ids[:, :3], "attention_mask": mask, "position_ids": positions,
-            "past_key_values": filled.past_key_values, "use_cache": True}  # fmt: skip
+            CACHE: cache_in(filled), "use_cache": True}  # fmt: skip
 
 
 def cache_directory(base: Path) -> Path:

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tests.onnx.exported import CACHE
+
 Fault = Callable[[ModelProto], None]
 
 
@@ -100,7 +102,7 @@ def bias_twice(model: ModelProto) -> None:
 
 def caches_swapped(model: ModelProto) -> None:
     """The keys of the two layers leave in each other's place."""
-    names = [f"output.past_key_values.layers.{layer}.keys" for layer in (0, 1)]
+    names = [f"output.{CACHE}.layers.{layer}.keys" for layer in (0, 1)]
     for node in model.graph.node:
         node.output[:] = [f"own.{name}" if name in names else name for name in node.output]
         node.input[:] = [f"own.{name}" if name in names else name for name in node.input]

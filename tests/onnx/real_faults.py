@@ -20,6 +20,7 @@ import onnx
 from onnx import ModelProto, external_data_helper, helper, numpy_helper
 
 import tieconv
+from tests.onnx.exported import CACHE
 from tests.onnx.faults import Fault
 from tests.onnx.planted import arithmetic, masks, tokens
 from tests.onnx.planted.edit import behind, constant, nodes_of, set_numbers, whole
@@ -129,7 +130,7 @@ def past(layer: int, what: str, *made: onnx.NodeProto) -> Fault:
     """A layer reads its past changed by nodes from ``past`` to ``changed``."""
 
     def fault(model: ModelProto) -> None:
-        name = f"input.past_key_values.layers.{layer}.{what}"
+        name = f"input.{CACHE}.layers.{layer}.{what}"
         (reader,) = [n for n in nodes_of(model, "Concat") if name in n.input]
         at = list(model.graph.node).index(reader)
         for number, each in enumerate(made):
@@ -183,9 +184,9 @@ def values_of_layer(layer: int, source: int) -> Fault:
     """A layer attends to the values of another one."""
 
     def fault(model: ModelProto) -> None:
-        name = f"output.past_key_values.layers.{layer}.values"
+        name = f"output.{CACHE}.layers.{layer}.values"
         reader = next(n for n in nodes_of(model, "Unsqueeze") if name in n.input)
-        reader.input[0] = f"output.past_key_values.layers.{source}.values"
+        reader.input[0] = f"output.{CACHE}.layers.{source}.values"
 
     return fault
 

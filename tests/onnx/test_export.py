@@ -23,7 +23,7 @@ from tests.cli.run import ok, refused, run
 from tests.cli.stored import configure, editing, snapshot
 from tests.onnx import faults, recorded
 from tests.onnx.conftest import Replay
-from tests.onnx.exported import ROWS, WIDTH, Exported
+from tests.onnx.exported import CACHE, ROWS, WIDTH, Exported
 from tests.onnx.graphs import copies
 from tests.schemas import validate
 from tieconv.errors import RefusedError, WriteFailedError
@@ -97,7 +97,7 @@ def test_export(exported: Callable[..., Exported], tmp_path: Path, monkeypatch: 
     axes = {value["name"]: value["shape"] for value in section["inputs"]}
     assert axes["input_ids"] == ["batch", "sequence"]
     assert axes["attention_mask"] == ["batch", "past_sequence + sequence"]
-    assert axes["input.past_key_values.layers.0.keys"][::2] == ["batch", "past_sequence"]
+    assert axes[f"input.{CACHE}.layers.0.keys"][::2] == ["batch", "past_sequence"]
 
     config = json.loads((source / "config.json").read_text())
     reference = load(str(source), config, "float32")
@@ -246,7 +246,7 @@ def test_plan(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     before = snapshot(models / "llama-tied")
     result = ok("export --precision fp16")
     assert "tied matrix stored once" in result.stdout
-    assert "past_key_values [batch, heads, past, width]" in result.stdout
+    assert f"{CACHE} [batch, heads, past, width]" in result.stdout
     assert "model.embed_tokens.weight = lm_head.weight" in result.stdout
     assert result.stderr == "nothing was written: give -o OUT\n"
     found = json.loads(ok("export --precision fp16 --json").stdout)
@@ -385,7 +385,7 @@ def test_no_side_of_a_sample_is_frozen_or_joined(models: Path, name: str) -> Non
             assert value.shape[0] == 2
             assert value.shape[1] not in (1, 2)
     if name == "llama-tied":
-        (layer, *_) = given["past_key_values"].layers
+        (layer, *_) = given[CACHE].layers
         sides = {given["input_ids"].shape[1], layer.keys.shape[2], given["attention_mask"].shape[1]}
         assert len(sides) == 3
         assert given["position_ids"].shape == given["input_ids"].shape

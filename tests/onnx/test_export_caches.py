@@ -29,7 +29,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.onnx import exported  # noqa: E402
-from tests.onnx.exported import ROWS  # noqa: E402
+from tests.onnx.exported import CACHE, ROWS  # noqa: E402
 from tests.onnx.layouts.families import FAMILIES  # noqa: E402
 from tieconv.onnx.export.adapter import fold_windows  # noqa: E402
 from tieconv.reference.model import cache_argument, cache_in  # noqa: E402
@@ -160,7 +160,7 @@ def test_prompts_longer_than_the_window(tmp_path: Path, name: str, monkeypatch: 
     result = run("export --provider cpu", tmp_path / "model", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     session = ort.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
-    caches = [entry.name for entry in session.get_inputs() if entry.name.startswith("input.past_key_values.layers.")]
+    caches = [entry.name for entry in session.get_inputs() if entry.name.startswith(f"input.{CACHE}.layers.")]
     assert {entry.name for entry in session.get_inputs()} == {
         "input_ids", "attention_mask", "position_ids", *caches,
     }  # fmt: skip

@@ -138,11 +138,12 @@ MASK = Value("attention_mask", "INT64", ("b", "t"))
     ("past", "present"),
     [
         ("input.past_key_values.layers.{}.{}s", "output.past_key_values.layers.{}.{}s"),
+        ("input.cache.layers.{}.{}s", "output.cache.layers.{}.{}s"),
         ("past_key_values.layers.{}.{}s", "present.layers.{}.{}s"),
         ("past_key_values.{}.{}", "present.{}.{}"),
         ("past_key_values.{}.{}", "present_key_values.{}.{}"),
     ],
-    ids=["transformers", "transformers-renamed", "optimum-and-genai", "present_key_values"],
+    ids=["transformers", "transformers-5.24", "transformers-renamed", "optimum-and-genai", "present_key_values"],
 )
 def test_cache_names(past: str, present: str) -> None:
     """Each cache input is continued by the output of its own layer and part, in every naming."""

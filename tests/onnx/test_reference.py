@@ -16,7 +16,7 @@ from transformers import DynamicCache
 import tieconv
 from tests.cli.run import run
 from tests.onnx import exported
-from tests.onnx.exported import ROWS, config
+from tests.onnx.exported import CACHE, ROWS, config
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.onnx.parity import measured_pair as free_memory
 from tieconv.reference.float64 import KeepFloat64
@@ -57,7 +57,7 @@ def test_it_is_float64_throughout(model: Path) -> None:
     for start, end in ((0, 7), (7, 8), (8, 12)):
         with torch.no_grad(), KeepFloat64():
             arguments = reference.inputs(batch.until(end), start)
-            made.append(reference.call(**arguments, past_key_values=cache, use_cache=True).logits)
+            made.append(reference.call(**arguments, **{CACHE: cache}, use_cache=True).logits)
     pieces = torch.cat(made, 1)
     assert whole.dtype is torch.float64
     error = (whole - pieces)[mask.bool()].abs().max()

@@ -11,6 +11,8 @@ import onnxruntime as ort
 import torch
 import transformers as tr
 
+from tests.onnx.exported import CACHE
+
 ROWS, IMAGE = 320, 300
 _TEXT: dict[str, Any] = {
     "vocab_size": ROWS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -169,7 +171,9 @@ def graph_tokens(directory: Path, read: list[dict[str, Any]], types: torch.Tenso
     )
     shapes = {value.name: value.shape for value in decoder.get_inputs()}
     names = [value.name for value in decoder.get_outputs()]
-    cache = {name: np.zeros((1, shape[1], 0, shape[3]), np.float32) for name, shape in shapes.items() if "past" in name}
+    cache = {
+        name: np.zeros((1, shape[1], 0, shape[3]), np.float32) for name, shape in shapes.items() if f".{CACHE}." in name
+    }
     rows, tokens, length = read[0]["rows"].numpy(), list[int](), 0
     for entry in read:
         places = entry["places"][-3:] if len(shapes["position_ids"]) == 3 else entry["places"]

@@ -19,6 +19,7 @@ import tieconv
 from tests.cli.run import ok, refused
 from tests.onnx import nodes
 from tests.onnx.embeds.families import FAMILIES, ROWS, graph_tokens, picture, save, torch_tokens, words
+from tests.onnx.exported import CACHE
 from tests.slow import fast_only
 from tieconv.checkpoint.graph_plan import ExportOutcome
 from tieconv.errors import RefusedError
@@ -72,7 +73,7 @@ def test_the_inputs_of_each_graph(llava: Made) -> None:
     assert [value.name for value in embedding.output] == ["inputs_embeds"]
     names = [value.name for value in decoder.input]
     assert names[:3] == ["inputs_embeds", "attention_mask", "position_ids"]
-    assert all("past_key_values" in name for name in names[3:])
+    assert all(CACHE in name for name in names[3:])
     dims = decoder.input[0].type.tensor_type.shape.dim
     assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", "sequence", 32]
 

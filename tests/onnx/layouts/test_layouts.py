@@ -29,6 +29,7 @@ from tieconv.onnx.export.layouts import LAYOUTS
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.onnx.exported import CACHE  # noqa: E402
 from tests.onnx.layouts.families import FAMILIES  # noqa: E402
 from tests.onnx.layouts.measure import FILE, VARIABLES, Program, command, rows_of  # noqa: E402
 
@@ -90,7 +91,7 @@ def test_files_and_names(replay: Replay, tmp_path: Path, layout: str) -> None:
     tokens = ["input_ids", "attention_mask", "position_ids"]
     parts = [(layer, part) for layer in (0, 1) for part in ("key", "value")]
     if layout == "plain":
-        assert inputs == tokens + [f"input.past_key_values.layers.{layer}.{part}s" for layer, part in parts]
+        assert inputs == tokens + [f"input.{CACHE}.layers.{layer}.{part}s" for layer, part in parts]
     else:
         assert inputs == tokens + [f"past_key_values.{layer}.{part}" for layer, part in parts]
         assert outputs == ["logits"] + [f"present.{layer}.{part}" for layer, part in parts]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from tests.onnx.exported import CACHE
 from tests.onnx.faults import Fault
 from tests.onnx.planted import edit
 from tests.onnx.planted.edit import nodes_of, rename, set_numbers, whole
@@ -125,7 +126,7 @@ def cache_of(part: str) -> Fault:
     """The caches of the two layers leave in each other's place."""
 
     def fault(model: ModelProto) -> None:
-        names = [f"output.past_key_values.layers.{layer}.{part}" for layer in (0, 1)]
+        names = [f"output.{CACHE}.layers.{layer}.{part}" for layer in (0, 1)]
         for name in names:
             rename(model, name, f"own.{name}")
         for ours, theirs in zip(names, reversed(names), strict=True):
@@ -136,7 +137,7 @@ def cache_of(part: str) -> Fault:
 
 def cache_rounded(model: ModelProto) -> None:
     """The keys of the first layer leave rounded to fp16."""
-    name = "output.past_key_values.layers.0.keys"
+    name = f"output.{CACHE}.layers.0.keys"
     rename(model, name, "exact keys")
     model.graph.node.append(node("Cast", ["exact keys"], ["half keys"], to=TensorProto.FLOAT16))
     model.graph.node.append(node("Cast", ["half keys"], [name], to=TensorProto.FLOAT))
