@@ -239,6 +239,18 @@ def test_a_t5_that_transformers_5_already_scales_is_tied(model, tmp_path: Path) 
     assert differences(before, load("T5ForConditionalGeneration", tmp_path / "out"), shares_head=True) == []
 
 
+def test_a_t5_that_transformers_5_does_not_scale_is_untied(model, tmp_path: Path) -> None:
+    """transformers 5.23 saves such a config for a false flag. transformers 5 computes the same afterwards."""
+    folder = model("t5")
+    configure(folder, tie_word_embeddings=True, scale_decoder_outputs=False)
+    before = load("T5ForConditionalGeneration", folder)
+    note = f"transformers 4 loads {H} with the values of shared.weight times"
+    assert note in ok("untie", folder, "-o", tmp_path / "out").stderr
+    assert flags(tmp_path / "out") == [False]
+    assert tieconv.inspect(tmp_path / "out").findings == ()
+    assert differences(before, load("T5ForConditionalGeneration", tmp_path / "out"), shares_head=True) == []
+
+
 def test_a_stored_copy_of_such_a_t5_needs_force(model, tmp_path: Path) -> None:
     """transformers 4 reads the copy without the scale. TIE014 names key, value and file, and the forced command."""
     folder = model("t5")
@@ -248,7 +260,7 @@ def test_a_stored_copy_of_such_a_t5_needs_force(model, tmp_path: Path) -> None:
     (finding,) = tieconv.inspect(folder).findings
     assert finding.message.endswith(
         "If transformers 5 is right, set tie_word_embeddings to true in config.json. "
-        "If transformers 4 is right, set scale_decoder_outputs to false."
+        "If transformers 4 is right, set scale_decoder_outputs to false in config.json."
     )
     assert (
         finding.remedy is not None and "set-tie true" in finding.remedy.command and "--force" in finding.remedy.command

@@ -33,7 +33,8 @@ def untie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | 
     if any(_untie_refuses(inspection, tie, member) for tie in inspection.ties for member in tie.members):
         return None
     flips = inspection.config.effective and not evidence.unheeded_false(inspection)
-    if flips and not options.get("keep_flag") and not flag_is_storage(inspection):
+    free = flag_is_storage(inspection) or scales_v5(inspection) is False  # transformers 5 computes the same after it
+    if flips and not options.get("keep_flag") and not free:
         return None
     return _remedy(inspection, "untie", safe=safe, **options)
 
@@ -46,7 +47,7 @@ def retie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | 
     """
     if inspection.checkpoint.format == "gguf":
         checkpoint = inspection.checkpoint
-        ties = head_rule(inspection.family.architecture) == TIES and not any(map(_unequal, inspection.ties))
+        ties = head_rule(inspection.family.architecture) == TIES and not unequal(inspection)
         if _blocked(checkpoint) or not ties or checkpoint.layout is Layout.SHARDED:
             return None
         return _over_formats(checkpoint, "retie", checkpoint.source, safe=safe)
@@ -87,7 +88,7 @@ def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
 
 def set_scaled(inspection: Inspection) -> Remedy | None:
     """Return `tieconv set-tie true` if transformers 5 scales the logits already; ``None`` if it would lose a head."""
-    if not scales_v5(inspection) or any(map(_unequal, inspection.ties)):
+    if not scales_v5(inspection) or unequal(inspection):
         return None
     head = inspection.head.output_head
     return _remedy(inspection, "set-tie true", safe=False, **({"force": True} if head and head.stored else {}))
@@ -194,6 +195,11 @@ def _untie_refuses(inspection: Inspection, tie: Tie, member: Member) -> bool:
     """Return whether the stored member does not fit the class: it is empty, transposed, or has another shape."""
     empty = evidence.is_empty(inspection, member.name)
     return empty or member.state is State.TRANSPOSED or evidence.shapes_differ(inspection, tie, member)
+
+
+def unequal(inspection: Inspection) -> bool:
+    """Return whether a stored name of a tied group differs from the canonical one."""
+    return any(map(_unequal, inspection.ties))
 
 
 def _unequal(tie: Tie) -> list[Member]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tieconv.architectures import loads_both, unexplained
 from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, reading_v4, scales_v5
-from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import OtherShape
@@ -206,12 +206,13 @@ def logit_scale(inspection: Inspection) -> Iterator[Finding]:
 
         warning TIE014: scale_decoder_outputs is false, but the config says tied.
         transformers 4 multiplies the logits by d_model**-0.5, transformers 5 does
-        not. If transformers 5 is right, set tie_word_embeddings to false in
-        config.json. If transformers 4 is right, set scale_decoder_outputs to true.
+        not. If transformers 5 is right, run untie. If transformers 4 is right, set
+        scale_decoder_outputs to true in config.json.
 
     ## How to fix
     Find out with which release the model was trained: flag and key must agree with it. If it was transformers 5 and the key
-    is true, `tieconv set-tie true` sets the flag. Else edit config.json: the finding names key and value.
+    is true, `tieconv set-tie true` sets the flag. If the key is false, `tieconv untie` stores the head and sets the flag:
+    transformers 4 then needs both. Else edit config.json: the finding names key and value.
     """
     scaled, tied = scales_v5(inspection), reading_v4(inspection)
     if scaled is None or not inspection.config.known or tied in (None, scaled):
@@ -219,11 +220,22 @@ def logit_scale(inspection: Inspection) -> Iterator[Finding]:
     first, second = (5, 4) if scaled else (4, 5)
     by_five, by_four = str(scaled).lower(), str(tied).lower()
     level = f"{shown(inspection.family.text_level)}." if inspection.family.text_level else ""
+    remedy = remedies.set_scaled(inspection) if scaled else remedies.untie(inspection, safe=False)
+    head = inspection.head.output_head
+    flag = f"set {level}{FLAG} to {by_five} in config.json"
+    right = f"If transformers 5 is right, {flag}"
+    # transformers 4 ignores such a head of a tied model. It ties Pop2Piano, which transformers 5 never does.
+    if scaled and (remedies.unequal(inspection) or (head and head.stored and inspection.family.tying is Tying.NEVER)):
+        right = "No tie flag makes transformers 4 compute what transformers 5 does"
+    elif not scaled and remedy:
+        right = "If transformers 5 is right, run untie"
+    elif not scaled and head and not head.stored:
+        right = f"If transformers 5 is right, store {shown(head.name)} and {flag}"
     yield logit_scale.finding(
         f"{DERIVED_KEY} is {by_five}, but the config says {'tied' if tied else 'untied'}. transformers {first} "
-        f"multiplies the logits by d_model**-0.5, transformers {second} does not. If transformers 5 is right, set "
-        f"{level}{FLAG} to {by_five} in config.json. If transformers 4 is right, set {level}{DERIVED_KEY} to {by_four}.",
-        remedy=remedies.set_scaled(inspection),
+        f"multiplies the logits by d_model**-0.5, transformers {second} does not. {right}. If transformers 4 is right, "
+        f"set {level}{DERIVED_KEY} to {by_four} in config.json.",
+        remedy=remedy,
     )
 
 

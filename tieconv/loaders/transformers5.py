@@ -91,7 +91,9 @@ def _load(inspection: Inspection, guesses: Guesses, *, compares: bool) -> Loaded
     open_pairs = [_tie(read, group, parameters, guesses, compares=compares) for group in tied]
     pair = [evidence.in_file(read, name) for name in (family.output_head, family.input_embedding) if name]
     if family.output_head:
-        factor = evidence.head_factor(read, family.meaning_v5, family.default_v5)
+        # Pop2Piano never ties, and its absent flag scales the logits like that of T5.
+        default = family.default_v5 or family.meaning_v5 is FlagMeaning.DERIVES
+        factor = evidence.head_factor(read, family.meaning_v5, default)
         parameters[pair[0]] = replace(parameters[pair[0]], factor=factor)
     return Loaded(
         "transformers 5",

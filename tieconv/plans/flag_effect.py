@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, levels_read, reading_v4, text_config
-from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
+from tieconv.architectures.effective_flag import DERIVED_KEY, FLAG, levels_read, reading_v4, scales_v5, text_config
+from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
@@ -24,21 +24,32 @@ def reads_false(inspection: Inspection) -> bool:
     return False in values or (not values and inspection.family.default_v4 is False)
 
 
+def scales(family: Family) -> bool:
+    """Return whether the flag scales the logits in a major version of transformers that has the class."""
+    return _meanings(family) != {FlagMeaning.STORAGE}
+
+
+def _meanings(family: Family) -> set[FlagMeaning]:
+    return {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
+
+
 def scaling_exponent(inspection: Inspection, verb: str) -> int:
     """Return the power of two by which the head must change when the flag changes from true to false.
 
     The exponent is 0 if the flag only decides what is stored. T5 and its relatives multiply the logits by d_model**-0.5
     while the flag is true. So an untied head must hold E × d_model**-0.5, which is exact for d_model = 4**k.
     Raises `RefusedError` for another d_model, or if transformers 4 and 5 need different heads. Source: the modelling
-    code of T5, LongT5, Pop2Piano and Switch in transformers 4.57 and 5.23.
+    code of T5, LongT5, Pop2Piano and Switch in transformers 4.57 and 5.23. The exponent is also 0 if transformers 5
+    does not scale the logits already: untied, transformers 4 computes the same.
     """
     family = inspection.family
-    meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
-    if meanings == {FlagMeaning.STORAGE}:
+    if verb == "untie" and scales_v5(inspection) is False:
+        return 0
+    if not scales(family):
         return 0
     label = family.architecture
     hint = again(inspection, verb, keep_flag=True) if verb == "untie" else "do not change the head"
-    if FlagMeaning.STORAGE in meanings:
+    if FlagMeaning.STORAGE in _meanings(family):
         problem = f"{label} scales its logits by the flag in one transformers major version only"
         refuse(f"{problem}, so no one head fits both", hint, "flag.forward")
     # Whether the config has the key that transformers 5 derives from the flag, with the opposite value.
@@ -89,7 +100,8 @@ def guard_flip(inspection: Inspection, verb: str) -> None:
 def always_tied(inspection: Inspection) -> str:
     """Return why a false flag has no effect for a class that always ties. Else return an empty string.
 
-    The class ties a head that is absent or equal to the embedding; a head with other values stays untied.
+    The class ties a head that is absent or equal to the embedding; a head with other values stays untied. The flag has
+    an effect in transformers 4 if only transformers 4 scales the logits.
     """
     family, head = inspection.family, inspection.head.output_head
     own = (
@@ -98,7 +110,7 @@ def always_tied(inspection: Inspection) -> str:
         for member in tie.members
         if head is not None and member.name == head.name
     )
-    if family.tying is not Tying.ALWAYS or any(own):
+    if family.tying is not Tying.ALWAYS or any(own) or scales_v5(inspection) is False:
         return ""
     return f"{family.architecture} ties its head whatever the config says, so a false flag has no effect"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from tieconv.architectures.effective_flag import is_foreign, reading_v4, scales_v5
-from tieconv.checkpoint.family import FlagMeaning, Role, Tying
+from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import difference_clause
@@ -16,10 +16,10 @@ from tieconv.checkpoint.write_plan import Plan, Promises
 from tieconv.plans.build import ALIKE, EQUAL, build, promise
 from tieconv.plans.config import config_with_flag
 from tieconv.plans.edits import Edits
-from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
+from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scales
 from tieconv.plans.guards import again, guard_head, guard_layout, refuse
 from tieconv.plans.meaning import Note
-from tieconv.text import Hint, call, shown
+from tieconv.text import Hint, shown
 
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
 
@@ -75,28 +75,30 @@ def _guard(inspection: Inspection, flag: Flag, force: bool) -> None:
 def _guard_meaning(inspection: Inspection, tied: bool, force: bool) -> None:
     """Refuse a change of the flag that also changes the forward pass.
 
-    If transformers 5 scales the logits already, a tie makes transformers 4 compute the same, and a note says so.
+    A note says so if transformers 4 then computes what transformers 5 computes already.
     """
     effective, family = inspection.config.effective, inspection.family
     # A class that never ties may still scale its logits by the flag.
-    obeyed = effective or family.tying is Tying.NEVER
-    flips = not effective or reads_false(inspection) if tied else obeyed and not reads_false(inspection)
-    if not flips:
+    never = family.tying is Tying.NEVER
+    if ((effective or never) and not reads_false(inspection)) is tied:
         return
     verb = "retie" if tied else "untie"
     if family.tying is Tying.CAN:
         guard_flip(inspection, verb)
-    meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
     head = inspection.head.output_head
-    agrees = tied and scales_v5(inspection)
+    agrees = scales_v5(inspection) is tied
     if agrees and (force or (head is not None and not head.stored)):
         return
-    if meanings != {FlagMeaning.STORAGE}:
-        rewriting = Hint("run ", call(verb), ", which rewrites the head if that is exact")
+    if scales(inspection.family):
+        hint = Hint("rewrite the head, if that is exact: ", again(inspection, verb))
+        if agrees:
+            hint = Hint("accept it with: ", again(inspection, f"set-tie {str(tied).lower()}", force=True))
+        elif never:
+            hint = Hint("keep the flag: ", again(inspection, f"set-tie {str(not tied).lower()}"))
         refuse(
             f"some transformers versions multiply the logits of {family.architecture} by d_model**-0.5 if the flag is "
             "true, so its outputs would change",
-            Hint("accept it with: ", again(inspection, "set-tie true", force=True)) if agrees else rewriting,
+            hint,
             "flag.forward",
         )
     if not tied and (sentence := always_tied(inspection)):
@@ -106,7 +108,8 @@ def _guard_meaning(inspection: Inspection, tied: bool, force: bool) -> None:
 def _auto(inspection: Inspection) -> bool:
     """Return true if all names have one tensor, and false if each name has a separate tensor."""
     if inspection.family.tying is Tying.NEVER:
-        return False
+        # The flag of such a class may scale the logits, and no tensor shows whether it should.
+        return scales(inspection.family) and not reads_false(inspection)
     if inspection.quantised_tables is not None:
         return _quantised_auto(inspection, inspection.quantised_tables)
     tie = inspection.word_tie
@@ -212,7 +215,7 @@ def decided(inspection: Inspection, tie: Tie) -> list[Member]:
 
 
 def _never(inspection: Inspection) -> list[Loss]:
-    if inspection.family.tying is not Tying.NEVER:
+    if inspection.family.tying is not Tying.NEVER or scales(inspection.family):
         return []
     label = inspection.family.architecture
     head = inspection.head.output_head
