@@ -32,9 +32,12 @@ from tests.checks.fixtures.model import (
     matrix,
     save,
     vector,
+    weights,
 )
 from tests.patience import examples
-from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.architectures import class_table
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.finding import REVIEW_FIRST, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.write_plan import Plan
 from tieconv.errors import RefusedError
@@ -378,3 +381,25 @@ def test_a_head_that_holds_the_factor_is_dropped(tmp_path: Path) -> None:
     planned = api.plan_retie(model)
     assert not any(f"loads {HEAD}" in note or f"load {HEAD}" in note for note in planned.plan.notes)
     assert planned.execute(tmp_path / "out").verified
+
+
+MARKED = (
+    "BltForCausalLM LongT5ForConditionalGeneration MT5ForConditionalGeneration OpenAIGPTDoubleHeadsModel "
+    "T5ForConditionalGeneration UMT5ForConditionalGeneration UdopForConditionalGeneration ViltForMaskedLM"
+)
+"""Classes that always tie the head, or whose canonical name is that of the head."""
+
+
+@pytest.mark.parametrize("architecture", MARKED.split())
+def test_a_copy_that_was_asked_for_is_marked(architecture: str, tmp_path: Path) -> None:
+    """A class that always ties, or whose canonical name is the head: `check` calls the copy wanted."""
+    family = class_table.load(architecture)
+    assert family is not None
+    tensors = {group.canonical: matrix() for group in family.groups if group.role is Role.WORD_EMBEDDING}
+    folder = save(
+        tmp_path / "m", flagged({"architectures": [architecture], "model_type": family.model_type}, True), tensors
+    )
+    (folder / "model.safetensors").write_bytes(weights(tensors, {"format": "pt"}))
+    api.plan_untie(folder, keep_flag=True).execute(tmp_path / "out")
+    findings = [finding for finding in api.inspect(tmp_path / "out").findings if finding.rule == "TIE002"]
+    assert [(finding.level, finding.remedy) for finding in findings] == [(Level.NOTE, None)]

@@ -88,12 +88,13 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int, kee
 
 def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     """Mark the copies in the metadata; without metadata, return a note on how to configure `tieconv check`."""
-    after, checkpoint = edits.after(), inspection.checkpoint
+    after, checkpoint, head = edits.after(), inspection.checkpoint, inspection.head.output_head
     copies = [
         member.name
         for tie in inspection.ties
         for member in tie.members
-        if tie.declared and tie.gated and member.state in ALIKE - {State.CANONICAL} and member.name in after
+        if tie.declared and member.state in ALIKE - {State.CANONICAL} and member.name in after
+        if tie.gated or (head is not None and member.name == head.name)
     ]
     if not copies:
         return ()
