@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,10 @@ LAYOUTS = MEASURED.with_name("layouts.json")
 INTRO = Path(__file__).with_name("export_text.md")
 
 PROGRAMS = """\
-Each program generated 24 greedy tokens for each of two prompts, and torch generated them too. The prompts have 20
-tokens, more than the sliding windows of 8 and 16. The first begins with three padding tokens. For an encoder-decoder it
-ends with them. genai makes the attention mask itself, so it got that prompt without the padding. A masked language
-model predicted each token. *same* means that all tokens were torch's, and that a session held the matrix once. For an
-encoder-decoder that is the decoder's session. An encoder of sound or images got two rows of random features.
-transformers.js got them one by one. The models are tiny, in fp32, on the CPU."""
+Each program generated 24 greedy tokens for each of two prompts of 20 tokens. One prompt has three padding tokens,
+except for genai, which makes the mask itself. A masked language model predicted each token. An encoder of sound or
+images got random features. *same* means that all tokens were torch's, and that a session held the matrix once. The
+models are tiny, in fp32, on the CPU."""
 
 
 def page() -> str:
@@ -44,11 +43,10 @@ def _architectures(measured: dict[str, Any]) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
     yield f"## {len(rows)} architectures"
     yield ""
-    yield "The models are tiny (V = 1021, H = 32, weights of standard deviation 0.15). The embedding is 131 kB, and"
-    yield "most of the rest is graph. *kB* is the size of graph and data. *copies* counts the copies of the embedding's"
-    yield "matrix in a session, after ONNX Runtime's optimisations. The release 0.1.0 of optimum-onnx ran with"
-    yield "transformers 4.57.6 and accelerate. Without accelerate it shares nothing. It writes two graphs without a"
-    yield "cache for an encoder-decoder. tieconv's two graphs have the cache, and each session has a copy."
+    yield "The models are tiny (V = 1021, H = 32): the embedding is 131 kB, and most of the rest is graph. *kB* is the"
+    yield "size of graph and data. *copies* counts the embedding's matrix in a session. optimum-onnx 0.1.0 ran with"
+    yield "transformers 4.57.6 and accelerate; without accelerate it shares nothing. Its graphs of an encoder-decoder"
+    yield "have no cache. tieconv's have it, and each session has a copy."
     yield f"Versions: {versions}."
     yield ""
     heads = ["model"]
@@ -156,11 +154,14 @@ def _layouts(measured: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield f"{name}: {packages}."
     yield ""
-    yield "| model | " + " | ".join(names) + " |"
+    yield "| models | " + " | ".join(names) + " |"
     yield "|---" * (len(names) + 1) + "|"
-    families = dict.fromkeys(row["family"] for row in full)
-    for family in families:
-        yield f"| {family} | " + " | ".join(_program(rows.get((family, name))) for name in names) + " |"
+    results = {
+        family: " | ".join(_program(rows.get((family, name))) for name in names)
+        for family in dict.fromkeys(row["family"] for row in full)
+    }
+    for cells, families in _by_value(results).items():
+        yield f"| {_codes(families)} | {cells} |"
     yield ""
     for name in names:
         half = [row for row in plain if row["precision"] == "fp16" and row["layout"] == name]
@@ -169,20 +170,43 @@ def _layouts(measured: dict[str, Any]) -> Iterator[str]:
     yield "A quantised graph has other tokens than torch. ONNX Runtime generated them from the same graph:"
     yield ""
     coded = [row for row in measured["rows"] if "quantise" in row]
+    results = {}
     for name, scheme, precision in dict.fromkeys((r["layout"], r["quantise"], r["precision"]) for r in coded):
         chosen = [r for r in coded if (r["layout"], r["quantise"], r["precision"]) == (name, scheme, precision)]
-        yield f"- {name}, {scheme}, {precision}: {_same(chosen)}."
+        results[f"{name} in {scheme} ({precision})"] = _same(chosen)
+    for same, runs in _by_value(results).items():
+        yield f"- {_codes(runs)}: {same}."
     yield ""
-    yield "tieconv refuses these:"
+    yield "tieconv refuses these, where MODEL is the model's type:"
     yield ""
-    yield "| model | layout | reason |"
+    yield "| layout | models | reason |"
     yield "|---|---|---|"
-    for row in full:
-        if "refused" in row:
-            yield f"| {row['family']} | {row['layout']} | {row['refused'].partition(': ')[2]} |"
+    for name in names:
+        reasons = {row["family"]: _reason(row) for row in full if row["layout"] == name and "refused" in row}
+        for reason, families in _by_value(reasons).items():
+            yield f"| {name} | {_codes(families)} | {reason} |"
     yield ""
     yield "`python -m tests.onnx.layouts.measure --write` measures the table. Its options `--precision fp16` and"
     yield "`--quantise` measure the other lines."
+
+
+def _reason(row: dict[str, Any]) -> str:
+    """Return why a layout is refused, with MODEL in place of the type."""
+    reason: str = row["refused"].partition(": ")[2]
+    name = "[-_]".join(map(re.escape, row["family"].split("-")))
+    return re.sub(rf"\b{name}\b", "MODEL", reason)
+
+
+def _by_value(values: dict[str, str]) -> dict[str, list[str]]:
+    """Return the keys of each value, in the order of the values."""
+    keys: dict[str, list[str]] = {}
+    for key, value in values.items():
+        keys.setdefault(value, []).append(key)
+    return keys
+
+
+def _codes(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _same(rows: list[dict[str, Any]]) -> str:
