@@ -168,19 +168,16 @@ def _errors(rows: list[Row]) -> Iterator[str]:
 
 def _verdicts(rows: list[Row]) -> Iterator[str]:
     passed = [row for row in rows if row["verdict"] == "passed"]
-    yield f"{len(passed)} of {len(rows)} passed. *TF32* is the RMS ratio if float32 products may be rounded to TF32;"
-    yield "parity does not judge it. *nodes* are the nodes on CUDA, and those on the CPU."
+    yield f"{len(passed)} of {len(rows)} passed. Each cell is the RMS ratio, and in brackets that of the worst case."
+    yield from _with_tf32(rows)
     yield ""
-    yield from _head(
-        "model", "precision", "verdict", "RMS ratio", "max ratio", "worst case", "cached steps", "TF32", "nodes"
-    )
+    precisions = list(dict.fromkeys(row["precision"] for row in rows if "precision" in row))
+    yield from _head("model", *precisions)
+    models: dict[str, dict[str, Row]] = {}
     for row in rows:
-        gates = row.get("gates", {})
-        names = ("rms_ratio", "max_ratio", "case_ratio", "steps_rms_ratio")
-        tf32 = ((row.get("tf32") or {}).get("logits") or {}).get("ratio")
-        ratios = (_figure(gates.get(name, {}).get("value")) for name in names)
-        columns = (row.get("model", row["key"]), row.get("precision", ""), row["verdict"])
-        yield _line(*columns, *ratios, _figure(tf32), _nodes(row))
+        models.setdefault(row.get("model", row["key"]), {})[row.get("precision", "")] = row
+    for model, by_precision in models.items():
+        yield _line(model, *(_ratios(by_precision.get(precision)) for precision in precisions))
     for row in rows:
         if row["verdict"] == "failed":
             yield f"\n{row['key']}: beyond its limit: " + ", ".join(f"`{name}`" for name in row["failed"])
@@ -191,9 +188,23 @@ def _verdicts(rows: list[Row]) -> Iterator[str]:
     yield f"On the CPU: {_elsewhere(rows)}."
 
 
-def _nodes(row: Row) -> str:
-    placed = {name: sum(operators.values()) for name, operators in row.get("placement", {}).items()}
-    return f"{placed.get(CUDA, 0)} + {sum(placed.values()) - placed.get(CUDA, 0)}" if placed else ""
+def _with_tf32(rows: list[Row]) -> Iterator[str]:
+    """Yield the RMS ratios with TF32, which parity does not judge."""
+    ratios = [((row.get("tf32") or {}).get("logits") or {}).get("ratio") for row in rows]
+    known = [ratio for ratio in ratios if ratio is not None]
+    if known:
+        span = f"{_figure(min(known))} to {_figure(max(known))}"
+        yield f"If float32 products may be rounded to TF32, the RMS ratio is {span}."
+
+
+def _ratios(row: Row | None) -> str:
+    """Return the two ratios of a row, with its verdict unless it passed."""
+    if row is None:
+        return ""
+    gates = row.get("gates", {})
+    total, worst = (_figure(gates.get(name, {}).get("value")) for name in ("rms_ratio", "case_ratio"))
+    verdict = "" if row["verdict"] == "passed" else f"**{row['verdict']}**"
+    return f"{verdict} {total} ({worst})".strip() if total else verdict
 
 
 def _elsewhere(rows: list[Row]) -> str:
@@ -261,10 +272,14 @@ def _exports(rows: list[Row]) -> Iterator[str]:
     yield "`tieconv export MODEL -o OUT --precision … --provider cuda`: parity measures the graph that will be served."
     yield "*fused* adds `--fuse cuda`. int8 and int4 are values of `--quantise`."
     yield ""
-    yield from _head("precision", "exit", "verdict", "ran on", "written")
+    results: dict[str, list[str]] = {}
     for row in rows:
         written = ", ".join(f"`{name}`" for name in row["written"]) or "nothing"
-        yield _line(row["precision"], row["exit"], row["verdict"] or "", row["active"] or "", written)
+        verdict = f"exit {row['exit']}, {row['verdict'] or 'no verdict'}"
+        facts = f"{verdict}, ran on {row['active'] or 'nothing'}, wrote {written}"
+        results.setdefault(facts, []).append(row["precision"])
+    for facts, precisions in results.items():
+        yield f"- {'; '.join(precisions)}: {facts}"
 
 
 def _smallest(rows: list[Row], precision: str) -> str:

@@ -14,32 +14,38 @@ INTRO = """\
 ## Quantised tables
 
 The answer for a [quantised](quantised.md) embedding or head is what a run of the loader with a tiny Llama gave.
-*Tables* are embedding + head. A combination that is not in the list is `unknown`. So is a matrix with a missing part.
+*Tables* are embedding + head. A combination that is not in the list is `unknown`, and so is a matrix with a missing
+part. *As floats* means that the outcome is that of the model without quantisation.
 
-*As floats* means that the config does not matter: the outcome is that of the model without quantisation. For a pair
-without codes, the config lists the head as quantised all the same.
+transformers had compressed-tensors 0.20, bitsandbytes 0.50.2 and GPTQModel 7.7. On a CPU, vLLM runs neither FP8 nor
+lookups of packed codes. For FP8 with `weight_scale_inv`, transformers dequantises all codes if there is no GPU, so
+tieconv has no answer there.
 
 `python -m tests.oracles.quantised LOADER PYTHON` runs these combinations again. No answer was wrong. There were 112 for
-transformers 5.23.0, and 128 each for vLLM 0.32.0 and 0.28.0 on a CPU. mlx-lm 0.32.2 had 96, llama.cpp 30, and
+transformers 5.23.0, and 128 each for vLLM 0.32.0 and 0.28.0. mlx-lm 0.32.2 had 96, llama.cpp 30, and
 onnxruntime-genai 0.18.0 had 288.
-transformers had compressed-tensors 0.20, bitsandbytes 0.50.2 and GPTQModel 7.7. On a CPU, vLLM runs neither FP8 nor
-lookups of packed codes.
-For FP8 with `weight_scale_inv`, transformers dequantises all codes if there is no GPU. So tieconv has no answer there.
 """
 
 
 def quantised_answers() -> Iterator[str]:
-    """Yield the lines of the section."""
+    """Yield the lines of the section: a table for the loaders that have the same rows."""
     yield INTRO
-    yield "| loader | scheme | config | tables | outcome | why |"
-    yield "|---|---|---|---|---|---|"
+    loaders: dict[str, list[str]] = {}
     for (name, version), cells in quantised_cells().items():
         for cell in cells:
             words = str(cell.outcome or "as floats")
             outcome = words if cell.outcome in (None, *_CALM) else f"**{words}**"
-            line = (f"{name} {version}", _schemes(cell), _config(cell), _tables(cell), outcome, cell.says)
-            yield f"| {' | '.join(line)} |"
-    yield ""
+            row = " | ".join((_schemes(cell), _config(cell), _tables(cell), outcome, cell.says))
+            loaders.setdefault(row, []).append(f"{name} {version}")
+    tables: dict[str, list[str]] = {}
+    for row, names in loaders.items():
+        tables.setdefault(" and ".join(dict.fromkeys(names)), []).append(row)
+    for names, rows in tables.items():
+        yield f"### {names}\n"
+        yield "| scheme | config | tables | outcome | why |"
+        yield "|---|---|---|---|---|"
+        yield from (f"| {row} |" for row in rows)
+        yield ""
 
 
 def _schemes(cell: Cell) -> str:

@@ -125,7 +125,8 @@ def test_a_document_becomes_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest
     assert "2026-11-21, tieconv 0.1.0: NVIDIA TEST" in text
     assert "The driver 580.1 serves CUDA 13.0" in text
     assert "1 of 2 passed" in text
-    assert "| llama | fp32 | passed | 1.04 | 1.04 | 1.04 |  | 8.1e+02 | 10 + 3 |" in text
+    assert "| llama | 1.04 (1.04) |  |\n| bert |  | **failed** 1.04 (1.04) |" in text
+    assert "the RMS ratio is 8.1e+02 to 8.1e+02" in text
     assert "bert/bf16: beyond its limit: `case_ratio`" in text
     assert "`verdicts/opt/fp32`" in text.rpartition("Not measured: ")[2] and "CUDA error" not in text
     assert "| fp32 | 1.04 llama | 1.04 llama | 1.04 llama |" in text
@@ -143,7 +144,7 @@ def test_a_document_becomes_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest
     assert "| tf32 | llama fp32 | failed | 2.3e+03 | `rms_ratio` |" in text
     assert "| moved | llama fp32 | not_run | 1.00 | 1 heavy node |" in text
     assert "**Not caught**: stale. Figures as without the fault mean that it had no effect." in text
-    assert "| bf16 | 0 | passed | CUDAExecutionProvider | `model.onnx` |" in text
+    assert "- bf16: exit 0, passed, ran on CUDAExecutionProvider, wrote `model.onnx`" in text
     assert "| bf16 | torch compiled | 1 | 1.5 (1.4–1.75) |  |" in text
     assert "| bf16 | gemm captured | 1 | 0.5 (0.4–0.75) | **different** |" in text
     assert "**Not run**: bf16/gemm captured/8: shape nodes" in text
