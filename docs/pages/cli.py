@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import click
@@ -42,9 +43,19 @@ The JSON has these schemas: [inspect](../tieconv/reporters/schemas/inspect.schem
 """
 
 
+SHARED = {
+    "Common options": ("--json", "--quiet", "--verbose", "--color", "--traceback", "--help"),
+    "Options of writing commands": (
+        "--output", "--in-place", "--overwrite", "--dry-run", "--drop-other-formats", "--hardlink", "--verify",
+    ),
+}  # fmt: skip
+"""Options that stand once on the page: where a command has all of a heading with the same text, it has a link to it."""
+_OPTION = re.compile(r"^  (?:-\w, )?(--[\w-]+).*\n(?:    .*\n)*", re.MULTILINE)
+
+
 def page() -> str:
-    """The help of the group and of each command."""
-    return "\n".join((INTRO, *_sections()))
+    """The help of the group and of each command. Options that many commands share are on the page once."""
+    return "\n".join((INTRO, *_shared(), *_sections()))
 
 
 def _sections() -> Iterator[str]:
@@ -59,5 +70,25 @@ def _sections() -> Iterator[str]:
                 yield _help([name, action], f"tieconv {name} {action}")
 
 
+def _shared() -> Iterator[str]:
+    """Yield the shared options, as the help of `tieconv untie` shows them."""
+    options = {match[1]: match[0] for match in _OPTION.finditer(_printed(["untie"]))}
+    for title, names in SHARED.items():
+        yield f"## {title}\n\n```\n{''.join(options[name] for name in names)}```\n"
+
+
 def _help(words: list[str], title: str) -> str:
-    return f"## {title}\n\n```\n{outputs.printed([*words, '--help'], terminal_width=100)}\n```\n"
+    text, links = _printed(words), []
+    texts = {match[1]: match[0].split() for match in _OPTION.finditer(_printed(["untie"]))}
+    options = {match[1]: match[0].split() for match in _OPTION.finditer(text)}
+    for heading, names in SHARED.items():
+        if all(options.get(name) == texts[name] for name in names):
+            links.append(f"[{heading}](#{heading.lower().replace(' ', '-')})")
+            text = _OPTION.sub(lambda match, left_out=names: "" if match[1] in left_out else match[0], text)
+    text = re.sub(r"\nOptions:\n(?=\n|$)", "", text).rstrip()
+    also = f"\nAlso: {', '.join(links)}.\n" if links else ""
+    return f"## {title}\n\n```\n{text}\n```\n{also}"
+
+
+def _printed(words: list[str]) -> str:
+    return f"{outputs.printed([*words, '--help'], terminal_width=100)}\n"
