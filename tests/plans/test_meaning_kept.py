@@ -403,3 +403,18 @@ def test_a_copy_that_was_asked_for_is_marked(architecture: str, tmp_path: Path) 
     api.plan_untie(folder, keep_flag=True).execute(tmp_path / "out")
     findings = [finding for finding in api.inspect(tmp_path / "out").findings if finding.rule == "TIE002"]
     assert [(finding.level, finding.remedy) for finding in findings] == [(Level.NOTE, None)]
+
+
+@pytest.mark.parametrize("plan", [api.plan_retie, api.plan_untie, lambda path: api.plan_set_tie("true", path)])
+def test_the_first_line_names_a_head_that_was_random(plan: Callable[[Path], PlannedWrite], tmp_path: Path) -> None:
+    """Nothing is lost, so no option is needed. The outputs change, as the user asked."""
+    model = save(tmp_path / "m", flagged(LLAMA, False), llama())
+    assert plan(model).plan.summary.endswith(f", {HEAD} no longer random")
+    stored = save(tmp_path / "stored", flagged(LLAMA, False), {**llama(), HEAD: matrix()})
+    assert "random" not in plan(stored).plan.summary
+
+
+def test_a_t5_without_a_head_is_not_told_to_retie(tmp_path: Path) -> None:
+    """`retie` refuses it, because a true flag scales its logits."""
+    (finding,) = api.inspect(save(tmp_path / "m", flagged(T5, False), {"shared.weight": matrix()})).findings
+    assert finding.message.endswith("If the model is tied to shared.weight, run untie to store a copy.")

@@ -117,10 +117,10 @@ def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> 
         return missing_head.finding(evidence.without_head(head), (head,), level=Level.NOTE)
     if inspection.family.mlx_names:
         outcome = "mlx-lm and mlx-vlm fail to load the model"
-    scaled = remedies.set_scaled(inspection)
-    remedy = remedies.retie(inspection, safe=False) or scaled or remedies.untie(inspection, safe=False)
+    scaled, retied = remedies.set_scaled(inspection), remedies.retie(inspection, safe=False)
+    remedy = retied or scaled or remedies.untie(inspection, safe=False)
     choice = " If the head was trained separately, get the file that has it. "
-    commands = "set-tie true" if remedy is scaled else "retie, or untie to store a copy"
+    commands = "retie, or untie to store a copy" if retied else "set-tie true" if scaled else "untie to store a copy"
     choice += f"If the model is tied to {evidence.listed([embedding])}, run {commands}."
     return missing_head.finding(
         f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}.{choice if remedy else ''}",

@@ -31,7 +31,7 @@ from tieconv.inspection.ties import survey, view_head
 from tieconv.loaders.load import MLX_LM, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded, Parameter
 from tieconv.plans.guards import refuse
-from tieconv.text import Hint, call, shown
+from tieconv.text import Hint, call, in_words, shown
 
 _CHANGES = (
     write_plan.SetConfig, write_plan.DropConfig, write_plan.SetTensor, write_plan.ScaleTensor, write_plan.AverageTensor,
@@ -76,7 +76,10 @@ def judged(
         _refuse_in_mlx(before, after, hint)
     types = type_may_change(before.checkpoint, after.checkpoint)
     computed = (*_notes(seen), *((first_type(types),) if types else ()))
-    return replace(plan, notes=(*texts, *(f"{sentence} {REVIEW_FIRST}" for sentence in computed)))
+    changed = (change for view in seen for change in view.changes)
+    filled = {change.name for change in changed if change.before.absence is Absence.RANDOM and change.after.stored}
+    summary = f"{plan.summary}, {in_words(sorted(filled), 2)} no longer random" if filled else plan.summary
+    return replace(plan, summary=summary, notes=(*texts, *(f"{sentence} {REVIEW_FIRST}" for sentence in computed)))
 
 
 @record
