@@ -253,6 +253,10 @@ def test_a_baseline_is_never_half_known(models: Path, tmp_path: Path) -> None:
     file = tmp_path / "debt.json"
     assert "was not written" in refused(f"check --write-baseline {file}", models / "t5", tmp_path / "absent")
     assert not file.exists()
+    (tmp_path / "pointer").mkdir()
+    (tmp_path / "pointer" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid\n")
+    why = refused(f"check --write-baseline {file}", models / "t5", tmp_path / "pointer")
+    assert f"was not written: {tmp_path / 'pointer'}: model.safetensors is a Git LFS pointer" in why
     file.write_text('{"precious": true}')
     assert "is not a tieconv.baseline/1 file" in refused(f"check --write-baseline {file}", models / "t5")
     assert file.read_text() == '{"precious": true}'

@@ -118,7 +118,11 @@ LINES = {
     "'a b/c'": ("unknown command", "tieconv inspect 'a b/c'"),
     "--foo": ("no such option", "tieconv --help"),
     "inspect --consumer": ("no such option", "--consumers"),
-    "inspect a b": ("unexpected extra argument", "tieconv inspect --help"),
+    "inspect a b": ("unexpected extra argument", "to compare two models: tieconv diff A B; usage: tieconv inspect"),
+    "analyze a b": (
+        "unexpected extra argument",
+        "to compare two models: tieconv analyze TIED --against UNTIED; usage: ",
+    ),
     "diff a": ("missing argument 'B'", "usage: tieconv diff [OPTIONS] A B; more with: tieconv diff --help"),
     "convert": ("missing option '--to', one of: safetensors, torch", "tieconv convert --help"),
     "bias foo": ("no such command 'foo'", "tieconv bias --help"),

@@ -206,6 +206,17 @@ def test_several_models_are_refused(
     assert f"{tmp_path / folders[1]}: " in run("check", tmp_path).stdout or not folders[0]
 
 
+def test_checkpoints_below_graphs_are_counted(tmp_path: Path) -> None:
+    """A directory with a graph in each of many folders may hold checkpoints too."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        build("transposed", tmp_path / folder / "model.onnx")
+        (tmp_path / folder / "config.json").write_text("{}")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "model.safetensors").write_bytes(b"")
+    assert "holds 2 ONNX graphs in 2 directories, and 1 safetensors file\n" in run("inspect", tmp_path).stderr
+
+
 def test_weights_before_graphs(tmp_path: Path) -> None:
     """Where a checkpoint lies beside a graph the checkpoint is the model; the graph can be named."""
     from safetensors.numpy import save_file

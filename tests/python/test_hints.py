@@ -156,3 +156,11 @@ def test_without_a_hint_nothing_is_added() -> None:
     """No empty note."""
     error = tieconv.TieconvError("a file is gone")
     assert error.hint == error.command_hint == "" and not hasattr(error, "__notes__")
+
+
+def test_a_graph_that_a_function_refuses(tmp_path: Path) -> None:
+    """Python has separate functions for graphs; the commands have one name for both."""
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(tieconv.TieconvError) as caught:
+        tieconv.plan_retie(tmp_path)
+    assert "plan_graph_dedup and plan_graph_untie read graphs" in caught.value.hint

@@ -224,7 +224,8 @@ def write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[
 
     failed = next((model for model in report.models if model.failure is not None), None)
     if failed is not None and failed.failure is not None:
-        problem = f"{shown(path)} was not written: {failed.failure.message}"
+        message, source = failed.failure.message, shown(failed.source)
+        problem = f"{shown(path)} was not written: {message if source in message else f'{source}: {message}'}"
         hint = "a baseline needs every model: leave this model out, or repair it"
         raise SettingsError(problem, hint, "baseline.unreadable-model")
     old = load_baseline(path) if os.path.lexists(path) and os.path.getsize(path) else None

@@ -107,7 +107,8 @@ def refuse_graphs(*paths: str | Path) -> None:
             raise UnreadableError(problem, _OF_GRAPHS, "format.unsupported")
 
 
-_READ = Hint(call("inspect"), ", check, dedup and untie read graphs")
+_WRITING = Hint("dedup and untie", python="plan_graph_dedup and plan_graph_untie")
+_READ = Hint(call("inspect"), ", check, ", _WRITING, " read graphs")
 _OF_GRAPHS = Hint(_READ, "; ", call("parity"), " compares them with checkpoints")
 
 # Compare two models.

@@ -51,9 +51,18 @@ def translating_usage_errors(context: click.Context | None) -> Iterator[None]:
         stated, _, meant = " ".join(error.format_message().split()).partition(" Did you mean ")
         meant = f"did you mean {meant.rstrip('?')}? " if meant else ""
         sentence = stated.rstrip(".").replace(". Choose from:", ", one of:")
+        if "unexpected extra argument" in sentence:
+            meant += _OF_TWO_MODELS.get(str(error.ctx and error.ctx.info_name), "")
         raise WrongUsage(
             shown(f"{sentence[:1].lower()}{sentence[1:]}", _LIMIT), meant + _usage(error.ctx, context)
         ) from None
+
+
+_OF_TWO_MODELS = {
+    "analyze": "to compare two models: tieconv analyze TIED --against UNTIED; ",
+    "inspect": "to compare two models: tieconv diff A B; ",
+}
+"""How to name a second model, for commands that take one."""
 
 
 def _usage(failed: click.Context | None, context: click.Context | None) -> str:

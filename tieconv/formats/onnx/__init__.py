@@ -22,7 +22,8 @@ from tieconv.text import Hint, call, count, shown
 # Read an ONNX graph, or a directory of graphs, as a checkpoint, with initializers as tensors.
 
 SUFFIX = ".onnx"
-NEXT_STEP = Hint("only ", call("dedup"), " and ", call("untie"), " change ONNX graphs")
+DEDUP, UNTIE = (Hint(f"tieconv {verb}", python=f"tieconv.plan_graph_{verb}") for verb in ("dedup", "untie"))
+NEXT_STEP = Hint("only ", DEDUP, " and ", UNTIE, " change ONNX graphs")
 _PASSING = ("Transpose", "Cast", "Identity")
 
 
@@ -61,6 +62,8 @@ def _check_one_model(listing: Listing, names: tuple[str, ...]) -> None:
     apart = len(configured) > 1 or any("/" in folder for folder in folders)
     if len(folders) > 1 and apart and not {"model_index.json", "genai_config.json"} & {*listing.top}:
         problem = f"{shown(listing.source)} holds {count(len(names), 'ONNX graph')} in {len(folders)} directories"
+        if weights := sum(name.endswith(".safetensors") for name in listing.entries):
+            problem += f", and {count(weights, 'safetensors file')}"
         first = folders[0] or next(name for name in names if "/" not in name)
         inspects = call("inspect", os.path.join(listing.source, first).removeprefix("./"))
         checks = Hint("; or check every model below: ", call("check", listing.source))
