@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from tieconv.onnx.share.find import MATRIX, Use, integer, is_standard, remove_un
 from tieconv.onnx.share.node_patterns import MICROSOFT, Names, constant, replace_node
 from tieconv.onnx.share.quantised import LOOKUP, heads
 from tieconv.onnx.write.session_proof import prove
+from tieconv.reference.packages import silenced
 from tieconv.sources.local import open_files
 from tieconv.text import Hint, option, shown
 
@@ -95,6 +94,8 @@ def quantise_tied(raw: Path, new: Path, scheme: Scheme, plan: ExportPlan, data: 
 
 _FLOATS = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
 _MATRIX = 2
+_FOLDED = 8192
+"""Elements up to which onnxscript folds what it can compute."""
 
 
 @record
@@ -130,7 +131,7 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
                 if _is_product(use):
                     _rewrite(use, value, turned, names)
             remove_unread(value)
-    turned_names = {name: str(value.name) for name, value in turned.items()}
+    turned_names = {name: str(value.name) for name, value in turned.items()} | dict(_folded(made))
     if scheme is Scheme.DYNAMIC:
         made = _dynamic(made, raw)
     else:
@@ -145,14 +146,29 @@ def quantise(raw: Path, new: Path, scheme: Scheme, data: str = "model.onnx.data"
     return Quantisation(tied, tuple(_float_matrices(made)))
 
 
+def _folded(model: ir.Model) -> Iterator[tuple[str, str]]:
+    """Yield small tables that are looked up, each with the matrix that is its transpose.
+
+    onnxscript folds the Transpose of a head into such a second matrix.
+    """
+    small = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and is_matrix(value) and prod(sides(tensor.shape)) <= _FOLDED:
+            small[name] = tensor.numpy()
+    for name, table in small.items():
+        if any(lookups(model, name)):
+            yield from ((name, head) for head in small if head != name and np.array_equal(small[head].T, table))
+
+
 def _dynamic(model: ir.Model, directory: Path) -> ir.Model:
     """Return the graph with MatMulInteger nodes. ``directory`` gets temporary files."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
     plain, to = directory / "plain.onnx", directory / "dynamic.onnx"
     try:
         ir.save(model, plain, external_data=f"{plain.name}.data")
-        with quiet():
+        with silenced():
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
             quantize_dynamic(
                 plain,
                 to,
@@ -215,9 +231,9 @@ def quantise_blocks(model: ir.Model, bits: int) -> None:
 
 def _quantised(value: ir.Value, bits: int) -> tuple[dict[str, Any], list[ir.Value]]:
     """Return the attributes of the product with the matrix ``value``, and its codes and scales."""
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    with silenced():
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    with quiet():
         quantizer = MatMulNBitsQuantizer(
             _product(value), bits=bits, block_size=BLOCK, is_symmetric=True, accuracy_level=INT8_ACTIVATIONS
         )
@@ -359,17 +375,6 @@ def _turned(value: ir.Value, turned: dict[str, ir.Value], names: Names) -> ir.Va
         value.graph.register_initializer(made)
         turned[name] = made
     return turned[name]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide hints to prepare the model, which does not help here, for the duration of the context."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def prove_once(directory: Path, graph: str, tied: Sequence[str]) -> SessionProof:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from typing import Any
 
@@ -44,15 +47,34 @@ def _broken(module: str, purpose: str, error: Exception, hint: str) -> MissingPa
 
 
 @contextmanager
+def silenced() -> Iterator[None]:
+    """Hide what libraries log, warn of and print, and keep the handlers and the level of the root logger.
+
+    ONNX Runtime's quantiser configures the root logger when it is imported (1.32).
+    """
+    root = logging.getLogger()
+    disabled, level, handlers = root.manager.disable, root.level, root.handlers[:]
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+@contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
     """Hide the progress bar and the advice that transformers prints while it loads."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    messages = transformers.utils.logging
+    level, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        messages.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            messages.enable_progress_bar()

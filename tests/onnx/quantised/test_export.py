@@ -32,6 +32,7 @@ from tieconv.onnx.quantise import Quantisation, Scheme, prove_once, quantise
 from tieconv.reference.model import load
 from tieconv.reporters.text.parity_text import quantised_facts
 
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 MODELS = ("llama", "gpt2", "bert", "t5")
 CODES = {Scheme.INT4: ROWS * WIDTH // 2, Scheme.INT8: ROWS * WIDTH, Scheme.DYNAMIC: ROWS * WIDTH}
 
@@ -123,6 +124,32 @@ def test_the_command(exported: Callable[..., Exported], tmp_path: Path) -> None:
         ("embedding", "lm_head.weight_head_Q4"),
         ("head", "lm_head.weight_head_Q4"),
     }
+
+
+def test_a_small_model_in_a_process(tmp_path: Path) -> None:
+    """onnxscript folds the transpose of a small head. Both are one matrix again, and no library logs to the screen."""
+    words = [sys.executable, "-m", "tieconv", "export", FIXTURES / "models" / "llama-tied", "-o", tmp_path / "out"]
+    ended = subprocess.run([*words, "--quantise", "int4", "--no-parity"], text=True, capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "once" in next(line for line in ended.stdout.splitlines() if "proved:" in line)
+    assert "INFO" not in ended.stderr + ended.stdout
+
+
+def test_the_root_logger_is_as_it_was() -> None:
+    """onnxruntime's quantiser configures it when it is imported."""
+    script = """
+import logging
+from tieconv.reference.packages import silenced
+with silenced():
+    import onnxruntime.quantization.matmul_nbits_quantizer
+    print("hidden")
+    inside = len(logging.root.handlers)
+assert inside and not logging.root.handlers, logging.root.handlers
+assert logging.root.level == logging.WARNING
+assert logging.root.manager.disable == logging.NOTSET
+"""
+    ended = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 
 def test_dynamic_int8_is_float32_only(exported: Callable[..., Exported]) -> None:

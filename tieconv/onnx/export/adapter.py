@@ -6,11 +6,8 @@ import contextlib
 import importlib
 import importlib.metadata
 import inspect
-import io
 import json
-import logging
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,7 +21,7 @@ from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
 from tieconv.install import install_command
 from tieconv.reference.model import cache_in
-from tieconv.reference.packages import need, quiet
+from tieconv.reference.packages import need, quiet, silenced
 from tieconv.text import shown
 
 TRIED = {"transformers": "5.23.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxscript": "0.7.2"}
@@ -45,7 +42,7 @@ def export_graph(
     """
     transformers = need("transformers", "onnx,torch", "exporting")
     torch = need("torch", "onnx,torch", "exporting")
-    with quiet(transformers), _silence(), quick_rewrites(), torch.no_grad():
+    with quiet(transformers), silenced(), quick_rewrites(), torch.no_grad():
         shapes = {name: {0: torch.export.Dim.AUTO} for name in inputs} if batch_only else None
         exporter, config = _exporter(dict(inputs), opset, fuse, shapes)
         try:
@@ -112,7 +109,7 @@ def save(made: Any, directory: Path) -> dict[str, Any]:
             is_changed = isinstance(raw, torch.Tensor) and raw.ndim > 0 and tensor.dtype.bitwidth >= 8
         if is_changed:
             value.const_value = ir.LazyTensor(partial(sliced, tensor), tensor.dtype, tensor.shape, name=tensor.name)
-    with _silence():
+    with silenced():
         if not hasattr(made, "save_pretrained"):
             made.save(str(directory / "model.onnx"), external_data=True)
             return {}
@@ -189,18 +186,6 @@ def _failed(model: Any, error: Exception) -> TieconvError:
 def tried() -> str:
     """Return the installed versions and the tested ones, for a hint."""
     return f"installed: {_joined(versions())}; tested with: {_joined(TRIED)}"
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 _NAMES = {
