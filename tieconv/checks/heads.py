@@ -452,14 +452,14 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     Reports a class in the config that tieconv has no measurement of. It also reports a class with the `model_type` of
     another family. transformers then builds another class or uses other names.
 
-    It is a warning if the answer may be wrong for this file. The config says tied, and tieconv guessed an embedding and a
-    head. Or the config says untied, and no tensor looks like a head. Or tensors may be parts of the head or embedding, in
-    a form that tieconv does not know. No other rule then calls them missing.
+    It is a warning if the answer may be wrong for this file:
 
-    It is also a warning if the config says tied and the head was not compared with the embedding. Either depth `header`
-    read no values, or the samples of a remote file are equal. Or numpy is missing, which two types or codes need. Or
-    tieconv does not know a part of the embedding. Otherwise it is a note: the class may be unknown, but each table is
-    stored.
+    - The config says tied, and tieconv guessed an embedding and a head, or did not compare the two. Depth `header` reads no
+      values, a remote file is sampled, and two types or codes need numpy.
+    - The config says untied, and no tensor looks like a head.
+    - Tensors may be parts of the head or embedding, in a form that tieconv does not know.
+
+    Otherwise it is a note: each table is stored.
 
     ## Why it matters
     Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales

@@ -119,9 +119,8 @@ def loader_refuses(inspection: Inspection) -> Iterator[Finding]:
     read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`). Without that it reports a
     class that transformers 5 cannot build, and a `layer_types` that does not list each layer.
 
-    For a GGUF file it always predicts llama.cpp, and reports what no other rule does. It looks for the keys that libllama
-    needs, and for tensors that it does not use. It compares the shapes of tensors with the metadata, such as the number of
-    tokens. It does that for 56 architectures, whose faulty files libllama refused.
+    For a GGUF file it always predicts llama.cpp. It reports missing keys, tensors that libllama does not use, and shapes
+    that contradict the metadata. It does that for 56 architectures, whose faulty files libllama refused.
 
     ## Why it matters
     A release that works in transformers may still fail in your server.
@@ -133,10 +132,10 @@ def loader_refuses(inspection: Inspection) -> Iterator[Finding]:
         architecture needs an output.weight
 
     ## How to fix
-    tieconv plans its commands and predicts the loaders of each result. The finding names the command that helps, or says
-    that no command does. `tieconv untie --keep-flag` stores the head for a loader that needs it, and the config stays tied.
-    `tieconv retie` drops a copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that
-    most loaders read. `tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
+    The finding names the command that helps, or says that no command does. `tieconv untie --keep-flag` stores the head for
+    a loader that needs it, and the config stays tied. `tieconv retie` drops a copy that a loader does not expect.
+    `tieconv convert --to safetensors` writes the format that most loaders read. `tieconv reindex --add-format` adds the
+    metadata entry that transformers 4 needs.
     """
     # Yield one finding for each set of tensors.
     for group in grouped(inspection, Outcome.ERROR):

@@ -227,28 +227,23 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
-    It also looks for the parameters that the class has in each layer, or beside the layers, with every config. Examples are
-    the matrices of the attention and the last norm. Some classes give all layers the same tensors. For these it also
-    reports the weights and biases that a single layer lacks. It compares no values.
+    It also reports parameters that the class always has, in each layer or beside them, such as the last norm. If all layers
+    of a class are equal, it reports the weights and biases that a single layer lacks. It compares no values.
 
-    The class must be in the table, and the stored layers must have its names. A file of less than 1 MiB may be an example
-    of names. There it does not compare layers of fewer than four tensors, nor a file without any layer.
+    The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. It reports a norm
+    or a bias only if another layer has it. The class must be in the table, and the stored layers must have its names. A
+    file of less than 1 MiB may be an example of names. There, the layers must have at least four tensors, and half of the
+    class's parameters. In a quantised model, the rule only looks for whole layers.
 
-    It compares the layers with the class if they have three quarters of its parameters. Half of them are enough if no other
-    name is stored, and any number in a larger file. A fused matrix, or another
-    module that the class lacks, may hold the parameter: then the rule makes no claim. It reports a norm or a bias only if
-    another layer has it. In a quantised model it only looks for whole layers.
-
-    A config with `tie_encoder_decoder` is reported too, if the layers of one part are not stored. transformers 4 shares
-    them, and transformers 5 no longer does.
+    With `tie_encoder_decoder`, the layers of one part may be missing. transformers 4 shares them, transformers 5 does not.
 
     In a GGUF file it looks for whole layers by `block_count`. For architectures with equal layers it also reports the
     weights that a single layer lacks, except for those of experts.
 
     ## Why it matters
     transformers fills missing tensors with untrained values and only prints a load report. mlx-lm and llama.cpp fail. vLLM
-    0.32 fails for a layer or a norm. Without a single matrix it runs on uninitialised memory and prints nothing.
-    One cause is a save that lost a rank. Others are layers removed under an old config, and a merge of too few files.
+    0.32 fails for a layer or a norm, and runs on uninitialised memory without a matrix. One cause is a save that lost a
+    rank. Others are layers removed under an old config, and a merge of too few files.
 
     ## Example
     A Llama whose config says 4 layers:

@@ -22,10 +22,9 @@ def version_decides(inspection: Inspection) -> Iterator[Finding]:
     """The config does not set the flag that one major version of transformers reads.
 
     ## What it does
-    Reports a config without the tie flag that transformers 4 or 5 reads. The two then tie differently. If no level has the
-    flag, the level of the finding depends on the stored tensors. It is an error if one version ignores the head or fills it
-    with random values. It is a warning if only transformers 5 prints a warning, else a note. If another level has the flag
-    and transformers 5 loads the tensors right, it is a note about transformers 4.
+    Reports a config without the tie flag that transformers 4 or 5 reads. The two then tie differently. It is an error if
+    one version ignores the head or fills it with random values. It is a warning if only transformers 5 prints a warning,
+    else a note. If another level has the flag and transformers 5 loads the tensors right, it is a note too.
 
     ## Why it matters
     The same files give a tied model in one version and an untied model in the other. The defaults of eight classes differ.
