@@ -233,7 +233,7 @@ def _plan(action: Action, inspection: Inspection) -> Plan:
             return plan_retie(inspection, survivor=survivor, force="force" in options)
         case "untie":
             return plan_untie(inspection, keep_flag=("keep_flag", True) in action.options)
-        case "set-tie true" | "set-tie false":
+        case "set-tie true" | "set-tie false" | "set-tie auto":
             flag = Flag(action.verb.rpartition(" ")[2])
             return plan_set_tie(inspection, flag, force="force" in dict(action.options))
         case "convert":

@@ -261,6 +261,12 @@ OFFERED: dict[str, tuple[Config, Tensors, str | None]] = {
     ),
     "TIE014": ({**T5, "tie_word_embeddings": None, "scale_decoder_outputs": True}, {"shared.weight": matrix()}, None),
     "TIE005": (flagged(T5, False), {**ENCODERS, "lm_head.weight": matrix(seed=3)}, None),
+    "QNT009": (
+        flagged({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4, "lm_head": True}}, True),
+        llama(head=matrix(rows=9)),
+        None,
+    ),
+    "TIE005 without a head": (flagged(T5, False), ENCODERS, None),  # `untie` stores the head alone
 }
 
 
@@ -270,7 +276,7 @@ def test_a_command_that_is_refused_is_not_offered(rule: str, tmp_path: Path) -> 
     config, tensors, command = OFFERED[rule]
     folder = save(tmp_path / "model", config, tensors)
     reported = {finding.rule: finding for finding in api.inspect(folder).findings}
-    offered = reported[rule].remedy
+    offered = reported[rule.split()[0]].remedy
     assert (offered and offered.command.replace(str(folder), "DIR")) == (command and f"tieconv {command}")
     if offered is not None:
         run(offered.command, tmp_path / "out")

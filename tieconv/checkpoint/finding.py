@@ -31,7 +31,9 @@ class Action:
     @property
     def conditional(self) -> bool:
         """Whether the planner compares more than a rule does, so that only it knows if it refuses the command."""
-        return self.verb in ("resize", "set-tie true", "untie") or ("strip_prefix", True) in self.options
+        return (
+            self.verb in ("resize", "set-tie auto", "set-tie true", "untie") or ("strip_prefix", True) in self.options
+        )
 
     @property
     def command(self) -> Hint:

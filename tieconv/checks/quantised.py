@@ -369,7 +369,8 @@ def codes_left_out(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv set-tie auto` corrects the entry, so that the config lists what the file stores. It does so for
-    compressed-tensors, GPTQ, AWQ, bitsandbytes, and FP8 with a list. Or restore the float matrix from the model that was quantised.
+    compressed-tensors, GPTQ, AWQ, bitsandbytes, and FP8 whose list has other modules. Or restore the float matrix from the
+    model that was quantised.
     """
     pair = tables_of(inspection)
     head = pair.of(HEAD) if pair else None

@@ -492,7 +492,8 @@ def inverted_tie(inspection: Inspection) -> Iterator[Finding]:
 def _retie_remedy(inspection: Inspection, tie: Tie) -> Remedy | None:
     if not remedies.is_merged(tie):
         return None
-    return remedies.merge(inspection, tie) or remedies.untie(inspection, safe=False)
+    # `untie` stores every name of a group only if the flag decides about it.
+    return remedies.merge(inspection, tie) or (remedies.untie(inspection, safe=False) if tie.gated else None)
 
 
 @rule("TIE010", "shapes-differ", Level.ERROR)

@@ -319,15 +319,25 @@ def test_the_config_may_hold_it_too(tmp_path: Path) -> None:
     assert "QNT008" in [finding.rule for finding in inspection.findings]
 
 
-@pytest.mark.parametrize(("entries", "command"), [({}, False), ({"modules_to_not_convert": ["lm_head"]}, True)])
+@pytest.mark.parametrize(
+    ("entries", "command"),
+    [
+        ({}, False),
+        ({"modules_to_not_convert": ["lm_head"]}, False),
+        ({"modules_to_not_convert": ["lm_head", "model.norm"]}, True),
+    ],
+)
 def test_a_command_corrects_a_list_alone(entries: dict[str, Any], command: bool, tmp_path: Path) -> None:
-    """Without the list, FP8 leaves the head out by default. set-tie auto has no entry to correct then."""
+    """Without a list, or with an empty one, FP8 leaves the head out by default. set-tie auto cannot correct that."""
     settings = {"quant_method": "fp8", "weight_block_size": [1, 64], **entries}
     parts = {"weight": ("F8_E4M3", np.ones((ROWS, WIDTH), "u1")), "weight_scale_inv": tensor(np.ones((ROWS, 1), "<f4"))}
     stored = EMBEDDING | under(HEAD, parts)
-    inspection = tieconv.inspect(save(tmp_path, config(ROWS, WIDTH, quantization_config=settings), stored))
-    (finding,) = (finding for finding in inspection.findings if finding.rule == "QNT008")
+    model = save(tmp_path / "m", config(ROWS, WIDTH, quantization_config=settings), stored)
+    (finding,) = (finding for finding in tieconv.inspect(model).findings if finding.rule == "QNT008")
     assert (finding.remedy is not None) is command
+    if finding.remedy is not None:
+        tieconv.plan_set_tie("auto", model).execute(tmp_path / "out")
+        assert "QNT008" not in [finding.rule for finding in tieconv.inspect(tmp_path / "out").findings]
 
 
 def test_equal_parts(tmp_path: Path) -> None:
