@@ -44,13 +44,22 @@ The JSON has these schemas: [inspect](../tieconv/reporters/schemas/inspect.schem
 
 
 SHARED = {
-    "Common options": ("--json", "--quiet", "--verbose", "--color", "--traceback", "--help"),
+    "Common options": (["untie"], ("--quiet", "--verbose", "--color", "--traceback", "--help")),
     "Options of writing commands": (
-        "--output", "--in-place", "--overwrite", "--dry-run", "--drop-other-formats", "--hardlink", "--verify",
+        ["untie"],
+        ("--output", "--in-place", "--overwrite", "--dry-run", "--drop-other-formats", "--hardlink", "--verify"),
+    ),
+    "Options of fleet commands": (
+        ["fleet", "inspect"],
+        (
+            "--output", "--jobs", "--engine", "--address", "--part", "--recursive", "--include", "--exclude",
+            "--newer-than",
+        ),
     ),
 }  # fmt: skip
-"""Options that stand once on the page: where a command has all of a heading with the same text, it has a link to it."""
+"""Options that are on the page once: a command that has all of a heading, word for word, has a link to it."""
 _OPTION = re.compile(r"^  (?:-\w, )?(--[\w-]+).*\n(?:    .*\n)*", re.MULTILINE)
+_FOR_EVERY_MODEL = re.compile(r"\nOptions of tieconv (\w+), for every model:\n")
 
 
 def page() -> str:
@@ -71,23 +80,37 @@ def _sections() -> Iterator[str]:
 
 
 def _shared() -> Iterator[str]:
-    """Yield the shared options, as the help of `tieconv untie` shows them."""
-    options = {match[1]: match[0] for match in _OPTION.finditer(_printed(["untie"]))}
-    for title, names in SHARED.items():
+    """Yield the shared options, as the help of one command shows them."""
+    for title, (words, names) in SHARED.items():
+        options = _options(_printed(words).partition("\nOptions of tieconv")[0])
         yield f"## {title}\n\n```\n{''.join(options[name] for name in names)}```\n"
 
 
+def _options(text: str) -> dict[str, str]:
+    return {match[1]: match[0] for match in _OPTION.finditer(text)}
+
+
 def _help(words: list[str], title: str) -> str:
-    text, links = _printed(words), []
-    texts = {match[1]: match[0].split() for match in _OPTION.finditer(_printed(["untie"]))}
-    options = {match[1]: match[0].split() for match in _OPTION.finditer(text)}
-    for heading, names in SHARED.items():
-        if all(options.get(name) == texts[name] for name in names):
-            links.append(f"[{heading}](#{heading.lower().replace(' ', '-')})")
-            text = _OPTION.sub(lambda match, left_out=names: "" if match[1] in left_out else match[0], text)
-    text = re.sub(r"\nOptions:\n(?=\n|$)", "", text).rstrip()
-    also = f"\nAlso: {', '.join(links)}.\n" if links else ""
-    return f"## {title}\n\n```\n{text}\n```\n{also}"
+    text, also = _printed(words), []
+    for heading, (source, names) in SHARED.items():
+        options = _options(_printed(source).partition("\nOptions of tieconv")[0])
+        shorter = _without(text, {name: options[name] for name in names})
+        if len(_OPTION.findall(text)) - len(_OPTION.findall(shorter)) == len(names):
+            also.append(f"[{heading}](#{heading.lower().replace(' ', '-')})")
+            text = shorter
+    if match := _FOR_EVERY_MODEL.search(text):
+        verb, shorter = match[1], _without(text, _options(_printed([match[1]])))
+        left_out = [name for name in _options(text) if name not in _options(shorter)]
+        also.append(f"those of [tieconv {verb}](#tieconv-{verb}), for every model: `{'`, `'.join(left_out)}`")
+        text = shorter
+    text = re.sub(r"\nOptions[^\n]*:\n(?=\n|$)", "", text).rstrip()
+    return f"## {title}\n\n```\n{text}\n```\n" + (f"\nAlso: {', '.join(also)}.\n" if also else "")
+
+
+def _without(text: str, options: dict[str, str]) -> str:
+    """Return the help without the options that have the same words in ``options``."""
+    texts = {name: option.split() for name, option in options.items()}
+    return _OPTION.sub(lambda match: "" if texts.get(match[1]) == match[0].split() else match[0], text)
 
 
 def _printed(words: list[str]) -> str:
