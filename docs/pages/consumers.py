@@ -92,8 +92,7 @@ and [IDX012](rules.md#idx012-no-format) report that also without `--for`.
   formats, only transformers, vLLM, SGLang and mlx-lm have an answer. mlx-lm reads only safetensors files. vLLM and
   SGLang read torch files only if there are no others.
 
-`tests/consumers/layouts.py` lists the arrangements of files. Each was loaded under each flag with transformers 4.48.3
-and 4.57.6, and the outcomes are recorded beside it. Every test run loads them with the installed transformers.
+`tests/consumers/layouts.py` lists the arrangements of files, and the outcomes with transformers 4.48.3 and 4.57.6.
 """
 
 NOTES = """\
@@ -109,12 +108,12 @@ Gemma 3, PaliGemma, Qwen2-VL and others). Release 4.57 knows the new names of so
 
 Both versions of transformers 4 add the prefix to all names of a file or to none. A file without any prefix, such as
 gpt2 on the Hub, counts as corrupted once it holds a head. In a file with prefixes, transformers 4 does not find a name
-without one. `tests/families/older.json` records which names each class finds, and whose values tied names get.
+without one.
 
-For transformers 5, `tests/families/newer.json` records 370 classes. It covers all sets of tied names (equal or
-not) and biases, all flags at each level, and all spellings. Some names that the renamings of transformers 5 find are
-unknown to tieconv. If such a name may replace a name that is not stored, the outcome is `unknown`. The same holds
-if one tensor is stored under two names. Most configs of transformers 5 refuse a flag that is neither true nor false.
+The records are `tests/families/older.json` and, for 370 classes of transformers 5, `newer.json`. Some names that the
+renamings of transformers 5 find are unknown to tieconv. If such a name may replace a name that is not stored, the
+outcome is `unknown`. The same holds if one tensor is stored under two names. Most configs of transformers 5 refuse a
+flag that is neither true nor false.
 
 Of two tied tables that differ, release 4.48 keeps the head if it converts the type. Otherwise it keeps the embedding.
 The rows are for its default, float32. With `torch_dtype="auto"` it keeps the embedding of a bfloat16 model too.
@@ -154,9 +153,9 @@ transformers supports that.
 
 ## Nested configs
 
-For transformers, the [architecture table](architectures.md) says which level of the config counts. For mlx-lm,
-it is the level that its model class reads: mostly `text_config`. For other loaders, tieconv predicts only classes whose
-config has one level.
+For transformers, tieconv knows for each [class of its table](architectures.md) which level of the config counts. For
+mlx-lm, it is the level that its model class reads: mostly `text_config`. For other loaders, tieconv predicts only
+classes whose config has one level.
 
 ## mlx-lm
 
