@@ -334,3 +334,25 @@ def rewrite(file: Path, entries: dict[str, str]) -> None:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+def test_a_copy_of_a_model_that_transformers_4_48_refuses(model, tmp_path: Path) -> None:
+    """Qwen2-VL as its class names it in memory: 4.48 refuses the nested config, so it needs no copy of the head.
+
+    The command of TIE002 for a distributed checkpoint then ends the finding.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    folder, state = model("qwen2-vl"), {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        part = name.removeprefix("model.")
+        state[f"model.language_model.{part}" if part != name else f"model.{name}"] = tensor
+    state[H] = state["model.language_model.embed_tokens.weight"].clone()
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    shutil.copy(folder / "config.json", tmp_path / "dcp")
+    (finding,) = tieconv.inspect(tmp_path / "dcp").findings
+    assert (
+        finding.rule == "TIE002" and finding.remedy is not None and finding.remedy.command.startswith("tieconv convert")
+    )
+    ok("convert --to safetensors", tmp_path / "dcp", "-o", tmp_path / "out")
+    assert tieconv.inspect(tmp_path / "out").findings == ()

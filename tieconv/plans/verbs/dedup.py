@@ -13,7 +13,7 @@ from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.write_plan import OutputStorage, Plan
 from tieconv.loaders.evidence import without_tensors
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, TRANSFORMERS_448, has_class_448, load, releases
-from tieconv.loaders.loaded import Absence, Parameter
+from tieconv.loaders.loaded import Absence, Cause, Parameter
 from tieconv.plans.build import EQUAL, build, kept_promises
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout
@@ -163,8 +163,13 @@ def _not_restored(inspection: Inspection, tie: Tie, dropped: Collection[str]) ->
 
 
 def _lost(inspection: Inspection, dropped: Collection[str], release: str) -> list[Parameter]:
-    """Return the parameters that get no stored values in a release without the ``dropped`` tensors."""
+    """Return the parameters that get no stored values in a release without the ``dropped`` tensors.
+
+    A release that refuses the config loses nothing.
+    """
     before, after = load(inspection, release), load(without_tensors(inspection, dropped), release)
+    if before.refused(Cause.CONFIG) is not None:
+        return []
     names = (name for name, stored in before.names.items() if before.source(stored) is not None)
     parameters = (after.parameters[after.names[name]] for name in names)
     return [parameter for parameter in parameters if parameter.stored is None]
