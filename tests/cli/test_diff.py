@@ -219,6 +219,18 @@ def test_a_parameter_that_two_releases_read_differently_counts_once(model) -> No
     assert "2 parameters differing, first embed_tokens.weight" in document["reasons"][0], document["reasons"]
 
 
+def test_the_same_values_in_another_dtype(model, tmp_path: Path) -> None:
+    """The models differ, and the last line says that every parameter differs in its dtype alone. One bit ends that."""
+    wide, narrow = model("llama-tied"), tmp_path / "narrow"
+    shutil.copytree(wide, narrow)
+    edit(wide, lambda stored: stored.update({name: value.float() for name, value in stored.items()}))
+    assert diff(narrow, wide)["reasons"][0].endswith("embed_tokens.weight; each has the same values in another dtype")
+    edit(wide, lambda stored: stored.update({name: value * 1.0001 for name, value in stored.items()}))
+    assert diff(narrow, wide)["reasons"][0].endswith("embed_tokens.weight; each is equal after a cast")
+    edit(narrow, one_bit)
+    assert diff(narrow, wide)["reasons"][0].endswith("differing, first embed_tokens.weight")
+
+
 def test_the_flag_of_a_diverged_head(model, tmp_path: Path) -> None:
     """The flag alone: alike in transformers 5, not in 4, so not the same by construction."""
     folder = model("llama-diverged")

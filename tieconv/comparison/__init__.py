@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.relation.proved import Cast
 from tieconv.checkpoint.results import comparison as results
 from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.comparison.differences import DTYPES, compare_configs, compare_files, matrix_differences, quantised_config
@@ -98,6 +99,16 @@ def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_i
     return (results.Contrast.ONLY_A if b is None else results.Contrast.ONLY_B), here
 
 
+def _cast_clause(tensors: Sequence[results.TensorDifference]) -> str:
+    """Return the clause for parameters that all differ in their dtype alone; empty if one differs in its values."""
+    relations = [entry.evidence.relation for entry in tensors if isinstance(entry.evidence, results.Values)]
+    casts = [each for each in relations if isinstance(each, Cast) and not (each.transposed or each.nan)]
+    if len(casts) < len(tensors):
+        return ""
+    lossless = all(cast.lossless for cast in casts)
+    return "; each has the same values in another dtype" if lossless else "; each is equal after a cast"
+
+
 def _reasons(
     a: Inspection,
     b: Inspection,
@@ -110,7 +121,7 @@ def _reasons(
         first = tensors[0]
         where = "" if len(first.loaders) > 1 else f" in {first.loaders[0]}"
         differing = {difference.name for difference in tensors}  # each loader of the two may have the same name
-        yield f"{count(len(differing), 'parameter')} differing, first {shown(first.name)}{where}"
+        yield f"{count(len(differing), 'parameter')} differing, first {shown(first.name)}{where}{_cast_clause(tensors)}"
     for view_a, view_b in pairs:
         if view_a.trouble != view_b.trouble:
             yield f"{view_a.loader} makes another model of one of them: {view_a.trouble or view_b.trouble}"
