@@ -199,6 +199,38 @@ CASES: dict[str, tuple[Config | None, Tensors, str]] = {
 }
 
 
+@pytest.mark.parametrize("segment", ["_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod"])
+def test_a_wrapper_inside_the_layers(tmp_path: Path, segment: str) -> None:
+    """The tables have their names, so only the layers are lost. The command that is offered ends in a green check."""
+    tensors = {
+        name.replace(".mlp.", f".{segment}.mlp."): array
+        for name, array in {**llama(), **layers(range(4)), **NORM}.items()
+    }
+    model = save(tmp_path / "model", FOUR, tensors)
+    (finding,) = api.inspect(model).findings
+    assert (finding.rule, finding.level) == ("STO006", "error")
+    wrapped = sum(segment in name for name in tensors)
+    assert f"left its prefix in {wrapped} of {len(tensors)} tensor names" in finding.message
+    assert finding.remedy is not None
+    assert "reindex" in finding.remedy.command
+    api.plan_reindex(model, strip_prefix=True).execute(tmp_path / "out")
+    assert not api.inspect(tmp_path / "out").findings
+
+
+@pytest.mark.parametrize(
+    "segment", ["base_layer", "modules_to_save.default", "original_module", "lora_magnitude_vector"]
+)
+def test_names_of_peft_inside_the_layers(tmp_path: Path, segment: str) -> None:
+    """transformers finds none of them, although both tables have their names."""
+    tensors = {
+        name.replace("q_proj.", f"q_proj.{segment}."): array
+        for name, array in {**llama(), **layers(range(4)), **NORM}.items()
+    }
+    tensors |= {f"model.layers.0.self_attn.q_proj.{segment}.weight": matrix(4, 4)}
+    findings = api.inspect(save(tmp_path / "model", FOUR, tensors)).findings
+    assert "PEF003" in {finding.rule for finding in findings if finding.level == "error"}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name: str, tmp_path: Path) -> None:
     config, tensors, message = CASES[name]

@@ -57,6 +57,15 @@ def findings(folder: Path, config: Config | None, tensors: Tensors) -> tuple[Fin
     return api.inspect(save(folder / "model", config, tensors)).findings
 
 
+def test_a_zero_bias_is_not_kept_over_a_trained_one(tmp_path: Path) -> None:
+    """BIA003 names the outer bias if the inner one is all zero."""
+    (finding,) = findings(tmp_path, flagged(BERT, True), bert(outer=vector(), inner=0 * vector()))
+    assert finding.rule == "BIA003"
+    assert finding.remedy is not None
+    assert "--from bias" in finding.remedy.command
+    assert not finding.remedy.safe
+
+
 def sign_flipped() -> np.ndarray:
     tensor = NEGATED.copy()
     tensor[1, 1] = -0.0

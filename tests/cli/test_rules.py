@@ -151,6 +151,8 @@ def test_any_tensor_of_a_layer_is_as_good_as_the_catalogued_one() -> None:
         BOTH_KEYS: ["C33", "C62"],
         "lora_A | UNEXPECTED": ["C33"],
         "q_proj.lora_B.default.weight | UNEXPECTED |": ["C33"],
+        "model.layers.0.self_attn.q_proj.base_layer.weight | UNEXPECTED |": ["C33"],
+        "model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight | UNEXPECTED": ["C33"],
         "SafetensorError: Error while deserializing header: invalid header length": ["C65"],
         "Can not map tensor": ["C04"],
         "\x1b[31mKeyError: \x1b[0m'layers.21.mlp.gate_up_proj.weight'": ["C63"],

@@ -162,14 +162,17 @@ def test_the_hook_and_its_recipe_are_what_pre_commit_reads(tmp_path: Path) -> No
         ("config.json", True),
         ("x/adapter_config.json", True),
         ("modeling_mine.py", True),
-        ("generation_config.json", False),
-        ("tokenizer.json", False),
+        ("generation_config.json", True),
+        ("tokenizer.json", True),
+        ("added_tokens.json", True),
+        ("vocab.txt", True),
+        ("README.md", False),
         ("README.md", False),
         ("src/config.py", False),
     ],
 )
 def test_the_hook_runs_when_a_model_changes(name: str, runs: bool) -> None:
-    """Weights, index, config and model code; not the tokenizer, which no rule reads."""
+    """Weights, index, configs, tokenizer and model code."""
     (hook,) = load_manifest(str(ROOT / ".pre-commit-hooks.yaml"))
     assert bool(re.search(hook["files"], name)) is runs
 

@@ -481,7 +481,7 @@ INSIDE = {
 LEADING = {"module": "DistributedDataParallel", "base_model.model": "PEFT"}
 """Prefixes that a wrapper of the whole model adds to a name, and the wrapper."""
 
-_ADAPTED = frozenset({"base_layer", "modules_to_save", "original_module"})
+ADAPTED = frozenset({"base_layer", "modules_to_save", "original_module"})
 """Segments that PEFT adds to replaced modules. Without them the adapter would be lost."""
 
 
@@ -526,7 +526,7 @@ def through_wrappers(family: Family, names: Collection[str]) -> Family | None:
 
 def _is_adapted(name: str) -> bool:
     steps = name.split(".")
-    return not _ADAPTED.isdisjoint(steps) or any(step.startswith("lora_") for step in steps)
+    return not ADAPTED.isdisjoint(steps) or any(step.startswith("lora_") for step in steps)
 
 
 def _leading(names: Iterable[str]) -> list[str]:

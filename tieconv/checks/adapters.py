@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tieconv.architectures.effective_flag import reading_v4
+from tieconv.architectures.stored_names import ADAPTED
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import Adapter
@@ -119,7 +120,7 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
     """A model's weights still hold the parts of an adapter.
 
     ## What it does
-    Reports tensors such as `lora_A` and `lora_B` in a checkpoint that is not an adapter.
+    Reports names of PEFT, such as `lora_A` and `base_layer`, in a checkpoint that is not an adapter.
 
     ## Why it matters
     The file was saved from a wrapped model, and the parts were never added to the weights. Loaders report them as
@@ -146,8 +147,8 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
     hub = config.get("adapters")
     named = hub.get("adapters") if isinstance(hub, dict) else None
     own |= {*named} if isinstance(named, dict) else set()
-    names = ((name, {*name.split(".")}) for name in inspection.checkpoint.tensors if "lora_" in name)
-    parts = [name for name, words in names if words & _LORA_PARTS and not words & own]
+    names = ((name, {*name.split(".")}) for name in inspection.checkpoint.tensors)
+    parts = [name for name, words in names if words & _OF_PEFT and not words & own]
     if parts:
         yield unmerged.finding(
             f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged. Loaders "
@@ -156,7 +157,7 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
         )
 
 
-_LORA_PARTS = frozenset({"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"})
+_OF_PEFT = ADAPTED | {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"}
 
 
 @rule("PEF004", "adapter-rows", Level.ERROR)

@@ -7,9 +7,9 @@ from typing import assert_never
 
 from tieconv.architectures.stored_names import spelled
 from tieconv.checkpoint.family import Knowledge, Role
-from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.tie_group import BiasState, OutputBias
+from tieconv.checkpoint.tie_group import BiasState, Member, OutputBias
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
 from tieconv.text import count
@@ -145,7 +145,8 @@ def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     Decide which of the two was trained. Usually it is the one that the training framework reads. Then overwrite the other
     one. `tieconv bias unify --from decoder` keeps the bias that transformers 5 reads, and `--from bias` keeps the one that
-    transformers 4 reads. Either discards the other, so `check --fix` does not do it. In an untied model nothing needs a fix.
+    transformers 4 reads. Either discards the other, so `check --fix` does not do it. The finding names `--from decoder`, or
+    `--from bias` if the inner bias is all zero. In an untied model nothing needs a fix.
     """
     # Yield one finding for each stored bias that differs; BIA004 reports different lengths.
     for tie in inspection.ties:
@@ -157,8 +158,15 @@ def bias_copies_differ(inspection: Inspection) -> Iterator[Finding]:
                     f"{evidence.difference(member, first, 'values')}. Both are the head bias. {_read(inspection)}.",
                     (first, member.name),
                     level=Level.NOTE if harmless else Level.ERROR,
-                    remedy=remedies.bias(inspection, "unify", survivor="decoder", safe=False) if tie.declared else None,
+                    remedy=_unify(inspection, member) if tie.declared else None,
                 )
+
+
+def _unify(inspection: Inspection, member: Member) -> Remedy | None:
+    """Return the command that keeps the inner bias, or the outer one if only the inner bias is all zero."""
+    inner = inspection.head.output_bias
+    is_zero = inner is not None and inner.state is BiasState.ZERO and not member.relation.sign_of_zero_only
+    return remedies.bias(inspection, "unify", survivor="bias" if is_zero else "decoder", safe=False)
 
 
 def _read(inspection: Inspection) -> str:

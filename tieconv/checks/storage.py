@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.stored_names import missing_layers, surplus_layers
+from tieconv.architectures.stored_names import missing_layers, surplus_layers, unwrapping, wrappers_of
+from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING, unlisted_parts
@@ -235,6 +236,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     file of less than 1 MiB may be an example of names. There, the layers must have at least four tensors, and half of the
     class's parameters. In a quantised model, the rule only looks for whole layers.
 
+    It reports names with a segment of a wrapper too, such as `_checkpoint_wrapped_module`. No loader removes it.
+
     With `tie_encoder_decoder`, the layers of one part may be missing. transformers 4 shares them, transformers 5 does not.
 
     In a GGUF file it looks for whole layers by `block_count`. For architectures with equal layers it also reports the
@@ -258,6 +261,7 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     # Yield one finding for each list of layers. IDX002 reports layers that only a file outside the index holds.
     if unlisted_parts(inspection.checkpoint) or _is_unknown_gguf(inspection):
         return
+    yield from _wrapped(inspection)
     for missing in missing_layers(inspection):
         names = missing.names
         outcome = f"transformers fills {evidence.verb(names, 'it', 'them')} with untrained values"
@@ -271,6 +275,24 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
             outcome = f"transformers 4 shares the stored layers. {outcome.replace('transformers', 'transformers 5')}"
         yield missing_layer.finding(
             f"{evidence.clause(names, 'is', 'are')} not stored, but {missing.reason}. {outcome}.", names
+        )
+
+
+def _wrapped(inspection: Inspection) -> Iterator[Finding]:
+    """Yield the finding for names that a wrapper of a part of the model changed. TIE006 reports those of the tables."""
+    checkpoint = inspection.checkpoint
+    trained = any(caution.code == TRAINING for caution in checkpoint.cautions)
+    if checkpoint.format not in ("safetensors", "torch") or trained or inspection.wrapped_ties:
+        return
+    changed = unwrapping(checkpoint.tensors) if inspection.family.knowledge is Knowledge.TABLE else {}
+    if changed:
+        wrappers = wrappers_of(changed)
+        names = f"{len(changed):,} of {count(len(checkpoint.tensors), 'tensor name')}"
+        yield missing_layer.finding(
+            f"{' and '.join(wrappers)} left {'its prefix' if len(wrappers) == 1 else 'their prefixes'} in {names}. "
+            "transformers does not know these names, and fills the parameters with untrained values.",
+            [*changed],
+            remedy=remedies.strip_prefix(inspection),
         )
 
 
