@@ -431,7 +431,7 @@ def test_a_bug_in_one_model_is_told_with_it(models: Path, monkeypatch: pytest.Mo
     real = api.inspect
 
     def sometimes(path: str, **options: Any) -> object:
-        if "t5" in path:
+        if Path(path).name == "t5":
             raise KeyError("\x1bx")
         return real(path, **options)
 
