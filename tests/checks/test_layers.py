@@ -14,6 +14,7 @@ import tieconv as api
 from tests.checks.fixtures.files import FIRST, FOUR, NORM, SECOND, layers
 from tests.checks.fixtures.model import (
     EMBED,
+    HEAD,
     NESTED_EMBED,
     REMOTE,
     T5,
@@ -238,6 +239,53 @@ def test_layers(name: str, tmp_path: Path) -> None:
     assert [entry.finding.message for entry in model.findings if entry.finding.rule == "STO006"] == [message] * bool(
         message
     )
+
+
+BODY: Config = {**FOUR, "architectures": ["LlamaModel"]}
+BARE = {name.removeprefix("model."): tensor for name, tensor in WHOLE.items()}
+LOST = "embed_tokens.weight is missing. transformers fills it with random values."
+BODIES: dict[str, tuple[Config, Tensors, list[str]]] = {
+    "whole": (BODY, BARE, []),
+    "without the embedding": (BODY, without(BARE, "embed_tokens."), [LOST]),
+    "without the embedding, under the names of the class with the head": (BODY, without(WHOLE, EMBED), [LOST]),
+    "with an embedding under another name": (BODY, {**without(BARE, "embed_tokens."), "embed.weight": matrix()}, []),
+    "under names of its own": (BODY, {f"own.{name}": tensor for name, tensor in BARE.items()}, []),
+    "without a layer": (
+        BODY,
+        without(BARE, "layers.2."),
+        [
+            "layers.2 is not stored, but the config says 4 layers (num_hidden_layers). "
+            "transformers fills it with untrained values."
+        ],
+    ),
+    "with a layer more": (
+        BODY,
+        {**BARE, **layers([4], "layers.")},
+        ["layers.4 is stored, but the config says 4 layers (num_hidden_layers). transformers leaves it out."],
+    ),
+    "a classifier without a matrix": (
+        {**FOUR, "architectures": ["LlamaForSequenceClassification"]},
+        {**without(WHOLE, UP), "score.weight": matrix(2)},
+        [f"{UP} is not stored, but the other 3 layers have it. transformers fills it with untrained values."],
+    ),
+    "with the head, which differs": (
+        BODY,
+        {**WHOLE, HEAD: matrix(seed=1)},
+        [
+            f"{HEAD} differs from {EMBED} (in 8 of 8 rows, by at most 2.69), but the config says tied. "
+            f"transformers 4.57 ignores {HEAD}. transformers 5 uses it.",
+            f"The config says LlamaModel, which has no output head, but {HEAD} is stored. "
+            "tieconv judges the model as LlamaForCausalLM.",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_class_without_a_head(name: str, tmp_path: Path) -> None:
+    """The layers and the embedding are those of the class of the same type that has a head."""
+    config, tensors, messages = BODIES[name]
+    assert [finding.message for finding in api.inspect(save(tmp_path / "m", config, tensors)).findings] == messages
 
 
 def whole(kind: str, total: int) -> Tensors:
@@ -674,6 +722,31 @@ def test_every_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
+def test_every_class_without_a_head(tmp_path: Path) -> None:
+    """As saved, no such class has a finding about its layers or its embedding. Without the embedding, most have one."""
+    pytest.importorskip("torch")
+    from fixtures import zoo
+
+    saved = reported = 0
+    for name, main in zoo.headless().items():
+        folder = tmp_path / name
+        try:
+            zoo.headless_model(name, main).save_pretrained(folder)
+        except Exception:  # some need a program or a config that the fixtures do not have
+            continue
+        inspection = api.inspect(folder)
+        assert not {"STO006", "STO007", "TIE006"} & {finding.rule for finding in inspection.findings}, name
+        saved += 1
+        embedding = inspection.head.input_embedding
+        if embedding is not None:
+            tied = {member.name for tie in inspection.ties for member in tie.stored_members}
+            _without_tensors(folder, {embedding.name, *tied})
+            reported += any(finding.rule == "TIE006" for finding in api.inspect(folder).findings)
+        shutil.rmtree(folder)
+    assert saved > 650 and reported > 600
+
+
+@pytest.mark.matrix
 def test_default_configs() -> None:
     """In the names and the default config of each class no layer is missing, and without its second layer one is."""
     pytest.importorskip("torch")
@@ -735,6 +808,14 @@ def _problems(name: str, folder: Path) -> list[str]:
             problems.append(f"{name} without {start}1: {_messages(folder)}")
     shutil.rmtree(folder)
     return problems
+
+
+def _without_tensors(folder: Path, names: set[str]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    (weights,) = folder.glob("*.safetensors")
+    rest = {key: tensor for key, tensor in load_file(weights).items() if key not in names}
+    save_file(rest, weights, {"format": "pt"})
 
 
 def _messages(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from tests.checks.fixtures.model import (
     GEMMA3,
     HEAD,
     INTERNVL,
+    KIMI,
     LLAMA,
     NESTED_EMBED,
     NESTED_HEAD,
@@ -30,6 +31,7 @@ from tests.checks.fixtures.model import (
     Tensors,
     bert,
     flagged,
+    gptq,
     llama,
     matrix,
     save,
@@ -395,7 +397,11 @@ def test_what_check_says_about_an_unknown_class(tmp_path: Path) -> None:
             llama(head=head),
             "TIE001 warning, TIE012 warning",
         ),
-        "a model type of no release": (flagged({**LLAMA, "model_type": "acme"}, False), llama(), "TIE012 warning"),
+        "a model type of no release": (
+            flagged({**LLAMA, "model_type": "acme"}, False),
+            llama(),
+            "CON003 error, TIE012 warning",
+        ),
     }
     for case, (config, tensors, expected) in cases.items():
         reported = findings(tmp_path / case, config, tensors)
@@ -499,3 +505,55 @@ def test_who_reads_which_bias(config: dict[str, object], stored: tuple[int, ...]
     tensors |= {tables[kind]: matrix(), heads[kind]: matrix(seed=3)}
     findings = api.inspect(save(tmp_path / "m", flagged(config, False), tensors)).findings
     assert [finding.message for finding in findings if message in finding.message and finding.rule.startswith("BIA00")]
+
+
+UNKNOWN: dict[str, tuple[Config, Tensors, str]] = {
+    "codes of no known scheme": (
+        flagged(LLAMA, True),
+        {**llama(), HEAD: matrix().view("<i4")},
+        "tieconv does not know how the output head is quantised.",
+    ),
+    "an untied embedding of no known scheme": (
+        flagged(LLAMA, False),
+        {**llama(head=matrix(seed=1)), EMBED: matrix().view("<i4")},
+        "tieconv does not know how the input embedding is quantised.",
+    ),
+    "a class that ties whatever the config says": (
+        flagged({**T5, "architectures": ["MT5ForConditionalGeneration"], "model_type": "mt5"}, True),
+        {**gptq("shared"), HEAD: matrix(seed=1)},
+        "The config says tied, but the input embedding is quantised separately. The loader decides.",
+    ),
+    "the embedding of a classifier": (
+        {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
+        {**llama(), EMBED: matrix().view("<i4")},
+        "tieconv does not know how the input embedding is quantised.",
+    ),
+    "a class that never ties, with a float head that the config lists": (
+        {**KIMI, "quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": -1, "lm_head": True}},
+        llama(head=matrix(seed=1)),
+        "The config says that the output head is quantised, but no codes are stored for it.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_unknown_of_quantised_tables_is_a_finding(name: str, tmp_path: Path) -> None:
+    """The first line of `inspect` says Unknown, so `check` does not pass the model."""
+    config, tensors, message = UNKNOWN[name]
+    inspection = api.inspect(save(tmp_path / "model", config, tensors))
+    assert (
+        inspection.config.effect == f"Unknown: {message[0].lower() if message[0] == 'T' else message[0]}{message[1:]}"
+    )
+    assert [(entry.rule, entry.message) for entry in inspection.findings] == [("TIE012", message)]
+
+
+def test_a_classifier_has_no_head_that_the_config_could_list(tmp_path: Path) -> None:
+    """The config of its quantisation lists `lm_head`; the class has none."""
+    config = {
+        **LLAMA,
+        "architectures": ["LlamaForSequenceClassification"],
+        "quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": -1, "lm_head": True},
+    }
+    inspection = api.inspect(save(tmp_path / "model", config, llama()))
+    assert inspection.config.effect == "No output head: LlamaForSequenceClassification has none."
+    assert inspection.findings == ()

@@ -242,6 +242,33 @@ def test_layer_types_that_do_not_list_each_layer(tmp_path: Path) -> None:
         assert ("CON003" in rules) is (outcome == "error"), (entries, rules)
 
 
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "a short name": ({"torch_dtype": "fp16"}, 'torch_dtype in the config is "fp16", and torch has no such type'),
+    "a short name of bfloat16": ({"dtype": "bf16"}, 'dtype in the config is "bf16", and torch has no such type'),
+    "with the module": ({"dtype": "torch.float16"}, 'dtype in the config is "torch.float16", and torch has no'),
+    "automatic": ({"dtype": "auto"}, 'dtype in the config is "auto", and torch has no such type'),
+    "a usual dtype before an unknown one": ({"dtype": "float16", "torch_dtype": "fp16"}, ""),
+    "other names of torch": ({"dtype": "half", "torch_dtype": None}, ""),
+    "eight bits": ({"dtype": "float8_e4m3fn"}, ""),
+    "no dtype": ({"dtype": None}, ""),
+    "an unknown type": ({"model_type": "llamaa"}, "has no model of type llamaa"),
+    "another program's type": ({"model_type": "acme", "architectures": ["AcmeForCausalLM"]}, ""),
+    "an unknown type with its code": ({"model_type": "llamaa", "auto_map": {"AutoConfig": "a.B"}}, ""),
+    "no type": ({"model_type": None}, "refuses a config without a model type"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_config_that_transformers_5_refuses(case: str, tied: bool, tmp_path: Path) -> None:
+    """`check` reports it without `--for`. transformers 5.23 was run with each of them."""
+    changes, message = REFUSED[case]
+    config = {key: value for key, value in {**flagged(LLAMA, tied), **changes}.items() if value is not None}
+    tensors = llama() if tied else llama(head=matrix(seed=1))
+    findings = tieconv.inspect(save(tmp_path / "m", config, tensors)).findings
+    assert [message in entry.message for entry in findings if entry.rule == "CON003"] == [True] * bool(message)
+
+
 def test_a_head_under_a_name_that_transformers_5_does_not_know(tmp_path: Path) -> None:
     """A Qwen2-VL with `model.` before each name gets a random head; `check` reports it without `--for`."""
     config = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}

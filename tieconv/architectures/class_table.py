@@ -89,8 +89,9 @@ def layer_lists(family: Family) -> Iterable[LayerList]:
     the config removed. Those beside the layers are in the same module. Empty if nothing was measured
     (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
-    is_own = (record(5, family.architecture) or {}).get("type") == family.model_type
-    name = family.architecture if is_own else f"{family.architecture}[={family.model_type}]"
+    measured = family.body_of or family.architecture
+    is_own = (record(5, measured) or {}).get("type") == family.model_type
+    name = measured if is_own else f"{measured}[={family.model_type}]"
     if family.knowledge is not Knowledge.TABLE or not (family.part is None or family.part.usual):
         return ()
     return tuple((start, *values) for start, values in (_record("layers", name) or {}).items())

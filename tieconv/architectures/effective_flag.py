@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 
 from tieconv.architectures.class_table import exceptions
@@ -139,11 +140,38 @@ def cannot_build(inspection: Inspection) -> bool:
     return unbuildable(inspection.family, flags)
 
 
-def unlisted_layers(inspection: Inspection) -> str:
-    """Return why transformers 5.23 refuses the config, for `layer_types` that do not list each layer; often empty.
+_TORCH_TYPES = re.compile(r"half|bfloat16|float|double|chalf|cfloat|cdouble|bool|int|long|short|[a-z]+[0-9]+[a-z0-9_]*")
+"""Names of types in torch, and what is spelled like one. Of those with a number, only two short forms are refused."""
+_SHORT_TYPES = re.compile("b?fp?[0-9]+")
 
-    `validate_layer_type` compares the two in the config of every class. 5.0 does so in a few.
+
+def refused_config(inspection: Inspection) -> str:
+    """Return why transformers 5.23 refuses the config of any class; often empty.
+
+    5.0 compares the layers of a few classes. It was not measured with another dtype.
     """
+    return _unlisted_layers(inspection) or _unknown_dtype(inspection)
+
+
+def _unknown_dtype(inspection: Inspection) -> str:
+    """Return that a config names a dtype that torch does not have. `from_dict` looks it up in torch."""
+    if inspection.family.knowledge is not Knowledge.TABLE or inspection.checkpoint.format not in (
+        "safetensors",
+        "torch",
+    ):
+        return ""
+    for level in dict.fromkeys(("", inspection.family.text_level)):
+        values = nested(inspection.checkpoint.config_values, level) or {}
+        key = next((key for key in ("dtype", "torch_dtype") if values.get(key) is not None), "")
+        name = values.get(key)
+        if isinstance(name, str) and (_SHORT_TYPES.fullmatch(name) or not _TORCH_TYPES.fullmatch(name)):
+            path = f"{level}.{key}".lstrip(".")
+            return f"{shown(path)} in the config is {shown(json.dumps(name))}, and torch has no such type"
+    return ""
+
+
+def _unlisted_layers(inspection: Inspection) -> str:
+    """Return that `layer_types` does not list each layer. `validate_layer_type` compares the two in every config."""
     config, family = text_config(inspection), inspection.family
     layers, types = config.get("num_hidden_layers"), config.get("layer_types")
     own = family.knowledge is not Knowledge.TABLE or "auto_map" in inspection.checkpoint.config_values

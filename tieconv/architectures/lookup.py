@@ -8,6 +8,7 @@ from typing import Any
 
 from tieconv.architectures import class_table as table
 from tieconv.architectures.effective_flag import nested
+from tieconv.architectures.stored_names import locate
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Part, Role, TieGroup, Tying
 from tieconv.text import shown, with_type
 
@@ -39,8 +40,12 @@ def find(
     sibling = load(main, config) if (main := table.main_class(model_type)) else None
     if not listed and sibling is not None:
         return sibling
-    if sibling is not None and any(map(is_headless, listed)):
-        return _without_head(next(name for name in listed if is_headless(name)), sibling)
+    bare = next(filter(is_headless, listed), None)
+    if sibling is not None and bare is not None:
+        is_body = "For" not in bare and bare.endswith("Model") and not bare.endswith("RewardModel")
+        if is_body and sibling.output_head and locate(sibling, sibling.output_head, names or ()):
+            return replace(sibling, architecture=bare, body_of=sibling.architecture)  # a class with the head saved it
+        return _without_head(bare, sibling)
     architecture = listed[0] if listed else ""
     guessed = _guessed(architecture, model_type, names or {}, config, shared)
     if guessed.knowledge is Knowledge.NONE and sibling is not None and not names:
@@ -88,6 +93,7 @@ def _without_head(architecture: str, sibling: Family) -> Family:
     return replace(
         sibling,
         architecture=architecture,
+        body_of=sibling.architecture,
         tying=Tying.HEADLESS,
         input_embedding=rename(sibling.input_embedding) if sibling.input_embedding else None,
         output_head=None,

@@ -12,7 +12,7 @@ from tieconv.architectures.effective_flag import nested
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Missing
 from tieconv.checkpoint.model_files import weight_map
-from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts
+from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts, quantised_twin
 from tieconv.checkpoint.value_type import record
 from tieconv.text import count
 
@@ -447,6 +447,20 @@ def _gguf_layers(inspection: Inspection) -> tuple[list[LayerList], dict[str, obj
 
 _BLOCKS = {"blk.": "block_count", "enc.blk.": "block_count", "dec.blk.": "decoder_block_count"}
 """How the layers of a GGUF file begin, and the key of their number."""
+
+
+def lacks_embedding(inspection: Inspection) -> bool:
+    """Return whether a class without a head lacks its embedding, although its layers are stored under its names."""
+    family, checkpoint = inspection.family, inspection.checkpoint
+    name, tensors = family.input_embedding, checkpoint.tensors
+    if name is None or inspection.head.input_embedding is not None or quantised_twin(name, tensors):
+        return False
+    has_none = checkpoint.unread or checkpoint.adapter is not None or family.architecture in exceptions("bodies")
+    if has_none or not any(_stored_lists(inspection)):
+        return False
+    from tieconv.architectures.guess import best  # few models lack their embedding
+
+    return best({name: record.shape for name, record in tensors.items()}, "inputs", None, None) is None
 
 
 def is_outside_layers(name: str) -> bool:

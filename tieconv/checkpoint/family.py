@@ -110,6 +110,7 @@ class Family:
     since: str = ""  # the release that the facts were measured with, if it is newer than the table's
     mlx_names: bool = False  # mlx-lm or mlx-vlm named the tensors, so transformers does not find them
     convention: str = ""  # the public project that gives a guessed pair these names
+    body_of: str = ""  # of a class outside the table: the class of its type that the facts were measured on
 
     @property
     def trusted(self) -> bool:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from tieconv.architectures.effective_flag import (
     DERIVED_KEY,
     odd_size,
+    refused_config,
     tokens_without_row,
     undeclared_width,
-    unlisted_layers,
 )
 from tieconv.architectures.stored_names import ADAPTED, INSIDE, missing_layers, surplus_layers, unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
@@ -57,7 +57,7 @@ def is_plain(inspection: Inspection) -> bool:
         and all(map(_is_stored_once, inspection.ties))
         and not unexplained(inspection)
         and not odd_size(inspection)[1]
-        and not unlisted_layers(inspection)
+        and not refused_config(inspection)
         and not tokens_without_row(inspection)
         and not any(missing_layers(inspection))
         and not any(surplus_layers(inspection))
@@ -70,6 +70,7 @@ def _is_usual(inspection: Inspection) -> bool:
     config = checkpoint.config_values
     return (
         checkpoint.format == "safetensors"
+        and bool(inspection.config.model_type)
         and _is_found(checkpoint)
         and not (checkpoint.cautions or checkpoint.special or checkpoint.orphans or checkpoint.adapter)
         and "adapter_config.json" not in checkpoint.companions

@@ -16,10 +16,17 @@ from tieconv.architectures.effective_flag import (
     vocabulary_sizes,
 )
 from tieconv.architectures.lookup import is_headless
-from tieconv.architectures.stored_names import is_outside_layers, is_unknown, unwrapping, without_wrappers, wrappers_of
+from tieconv.architectures.stored_names import (
+    is_outside_layers,
+    is_unknown,
+    lacks_embedding,
+    unwrapping,
+    without_wrappers,
+    wrappers_of,
+)
 from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.inspection import Inspection, State, lists_float_head
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD, QuantisedMatrix, parametrised_parts
 from tieconv.checkpoint.relation.proved import NO_NUMPY, Unread
 from tieconv.checkpoint.weight_file import marked
@@ -138,6 +145,9 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
     Reports a file with neither the token embedding nor the head that the class needs. The message lists tensors that have
     one of the names after another prefix. It also reports a GGUF file without `token_embd.weight`, which llama.cpp needs.
 
+    A class without a head, such as `LlamaModel`, needs the embedding alone. The rule reports it as missing if the layers
+    have the names of the class. No tensor may have the name of an embedding.
+
     ## Why it matters
     transformers prints that the checkpoint seems corrupted and fills both with random values. Usually the names have a
     prefix of a wrapper (`_orig_mod.`, `module.`, `base_model.model.`). Or some files of the weights are missing.
@@ -156,6 +166,9 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
     """
     family, head = inspection.family, inspection.head
     names = [name for name in (family.input_embedding, family.output_head) if name]
+    if family.tying is Tying.HEADLESS and lacks_embedding(inspection):
+        yield missing_pair.finding(f"{shown(names[0])} is missing. transformers fills it with random values.", names)
+        return
     if family.knowledge is not Knowledge.TABLE or family.tying is Tying.HEADLESS or len(names) < 2:
         return
     if inspection.checkpoint.format == "gguf":
@@ -457,9 +470,11 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     - The config says tied, and tieconv guessed an embedding and a head, or did not compare the two. Depth `header` reads no
       values, a remote file is sampled, and two types or codes need numpy.
     - The config says untied, and no tensor looks like a head.
-    - Tensors may be parts of the head or embedding, in a form that tieconv does not know.
+    - Tensors may be parts of the head or embedding, in a form that tieconv does not know. The first line of `inspect` calls
+      a quantised table unknown, and no rule reports it.
 
-    Otherwise it is a note: each table is stored.
+    Otherwise it is a note: each table is stored. Or the class has no head, such as `LlamaModel`, and one is stored. Then the
+    rules judge the class of that type with a head, as `AutoModelForCausalLM` builds it.
 
     ## Why it matters
     Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales
@@ -505,6 +520,13 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
             parts,
         )
         return
+    if family.body_of and family.output_head:
+        yield guessed.finding(
+            f"The config says {shown(family.architecture)}, which has no output head, but {shown(family.output_head)} is "
+            f"stored. tieconv judges the model as {shown(family.body_of)}.",
+            [family.output_head],
+            level=Level.NOTE,
+        )
     if family.trusted or any(evidence.cautions(inspection, "layout.one-shard")):
         return
     names = [name for name in (family.input_embedding, family.output_head) if name]
@@ -539,6 +561,15 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
         (*names, *rivals),
         level=Level.WARNING if tied or lost else Level.NOTE,
     )
+
+
+def unjudged(inspection: Inspection) -> Iterator[Finding]:
+    """Yield what the first line of `inspect` calls unknown of quantised tables. It counts if no rule reports them."""
+    _, unknown, reason = inspection.config.effect.partition("Unknown: ")
+    coded = inspection.quantised is not None or lists_float_head(inspection)
+    if unknown and coded and inspection.checkpoint.format in ("safetensors", "torch"):
+        tables = inspection.quantised.matrices if inspection.quantised is not None else ()
+        yield guessed.finding(evidence.capital(reason), [part.name for table in tables for part in table.parts])
 
 
 def _shared(inspection: Inspection) -> str:

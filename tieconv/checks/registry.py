@@ -33,4 +33,6 @@ def run_all(inspection: Inspection) -> tuple[Finding, ...]:
     graphs = bool(inspection.checkpoint.graphs)
     rules = [rule for rule in RULES if not graphs or rule.code.startswith(_OF_GRAPHS)]
     findings = [finding for rule in rules for finding in rule.find(inspection)]
+    if all(finding.level is Level.NOTE for finding in findings):
+        findings += heads.unjudged(inspection)
     return tuple(sorted(findings, key=lambda finding: (_ORDER[finding.level], finding.rule)))

@@ -206,7 +206,7 @@ def effect(inspection: Inspection) -> str:
 
         if unclear := quantised_effect(inspection, inspection.quantised):
             return unclear
-    if lists_float_head(inspection):
+    if lists_float_head(inspection) and family.output_head:
         return "Unknown: the config says that the output head is quantised, but no codes are stored for it."
     if names := unexplained(inspection):
         return f"Unknown: {shown(names[0])} may be part of the head or embedding, and tieconv does not know its form."

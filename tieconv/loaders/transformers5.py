@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tieconv.architectures.class_table import newer_release
-from tieconv.architectures.effective_flag import FLAG, cannot_build, unlisted_layers
+from tieconv.architectures.class_table import newer_release, record
+from tieconv.architectures.effective_flag import FLAG, cannot_build, refused_config
 from tieconv.architectures.stored_names import known_names, locate, missing_layers, variants
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
@@ -47,7 +47,12 @@ def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterat
 def has_unreported_fault(inspection: Inspection) -> bool:
     """Return whether the prediction may be a fault that no rule reports without the predictions."""
     names = unread(inspection.family, inspection.checkpoint.tensors)
-    return bool(names or cannot_build(inspection) or unlisted_layers(inspection))
+    # A class that tieconv does not know may be one of a program that registers its type.
+    known = inspection.checkpoint.format in ("safetensors", "torch") and any(
+        record(5, name) for name in inspection.config.architectures
+    )
+    refused = refused_config(inspection) or (known and any(_type_refusals(inspection)))
+    return bool(names or cannot_build(inspection) or refused)
 
 
 def load_50(inspection: Inspection) -> Loaded:
@@ -152,12 +157,7 @@ def load_dtype(inspection: Inspection) -> str | None:
 
 def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> Iterator[Refusal]:
     """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
-    kind, config = inspection.config.model_type, inspection.checkpoint.config_values
-    if kind and not inspection.family.trusted and kind not in newer_release()["known"] and "auto_map" not in config:
-        release = newer_release()["transformers"]
-        yield Refusal(Cause.CLASS, f"transformers {release} has no model {with_type(kind, 'of type')}")
-    if not kind and inspection.config.architectures and "auto_map" not in config:
-        yield Refusal(Cause.CLASS, "AutoModel of transformers 5 refuses a config without a model type")
+    yield from _type_refusals(inspection)
     files = by_name(inspection)
     if files is not None:
         yield files
@@ -183,9 +183,19 @@ def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> It
         yield missing(absent)
 
 
+def _type_refusals(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield why `AutoModel` does not find the class of the config's model type."""
+    kind, config = inspection.config.model_type, inspection.checkpoint.config_values
+    if kind and not inspection.family.trusted and kind not in newer_release()["known"] and "auto_map" not in config:
+        release = newer_release()["transformers"]
+        yield Refusal(Cause.CLASS, f"transformers {release} has no model {with_type(kind, 'of type')}")
+    if not kind and inspection.config.architectures and "auto_map" not in config:
+        yield Refusal(Cause.CLASS, "AutoModel of transformers 5 refuses a config without a model type")
+
+
 def config_refusals(inspection: Inspection, *, lists: bool = True) -> Iterator[Refusal]:
-    """Yield why transformers 5 does not build the class from the config; ``lists``: it compares lists of layers."""
-    if lists and (problem := unlisted_layers(inspection)):
+    """Yield why transformers 5 does not build the class from the config; ``lists``: as 5.23, not as 5.0."""
+    if lists and (problem := refused_config(inspection)):
         yield Refusal(Cause.CONFIG, problem)
     family, declared = inspection.family, inspection.config.declared
     if family.model_type in release_tables.names(RELEASE, "refuses true flag") and any(

@@ -91,16 +91,16 @@ def _grouped(model: Path) -> set[str]:
 
 
 def _behead(model: Path) -> None:
-    """Name the class of the body alone, which has no output embedding."""
+    """Name a classifier of the same type, which has no output embedding. A body with a stored head is not one."""
     config = json.loads((model / "config.json").read_text())
-    config["architectures"] = [_body(name) for name in config["architectures"]]
+    config["architectures"] = [_classifier(name) for name in config["architectures"]]
     (model / "config.json").write_text(json.dumps(config))
 
 
-def _body(name: str) -> str:
+def _classifier(name: str) -> str:
     for end in CLASS:
         name = name.removesuffix(end)
-    return f"{name}Model"
+    return f"{name}ForSequenceClassification"
 
 
 def _reindexed(model: Path) -> None:
