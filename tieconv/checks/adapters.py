@@ -134,8 +134,9 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
         model.layers.0.q_proj.lora_B.weight are parts of an adapter that was not
         merged. Loaders ignore them.
 
-    The rule skips parts with the name of an adapter in the config, which belong to the architecture. For example,
-    Phi-4-multimodal stores `lora_A.vision`, and its config has `vision_lora`. AdapterHub's library lists its adapters.
+    The rule skips parts with the name of an adapter in the config, which belong to the architecture. It then
+    skips `base_layer` too. For example, Phi-4-multimodal stores `lora_A.vision`, and its config has `vision_lora`.
+    AdapterHub's library lists its adapters.
 
     ## How to fix
     Load the wrapped model again and save the result of `merge_and_unload()`, or save only the adapter.
@@ -148,7 +149,8 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
     named = hub.get("adapters") if isinstance(hub, dict) else None
     own |= {*named} if isinstance(named, dict) else set()
     names = ((name, {*name.split(".")}) for name in inspection.checkpoint.tensors)
-    parts = [name for name, words in names if words & _OF_PEFT and not words & own]
+    left = _LORA_PARTS if own else _LORA_PARTS | ADAPTED
+    parts = [name for name, words in names if words & left and not words & own]
     if parts:
         yield unmerged.finding(
             f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged. Loaders "
@@ -157,7 +159,7 @@ def unmerged(inspection: Inspection) -> Iterator[Finding]:
         )
 
 
-_OF_PEFT = ADAPTED | {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"}
+_LORA_PARTS = frozenset({"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"})
 
 
 @rule("PEF004", "adapter-rows", Level.ERROR)
