@@ -9,7 +9,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.patience import examples
@@ -265,6 +265,7 @@ class TestScaled:
 
     @settings(max_examples=examples(60), deadline=None)
     @given(st.sampled_from(FLOAT_DTYPES), st.floats(-1e3, 1e3), st.integers(0, 2**32))
+    @example("F64", 0.08232309501853864, 0)
     def test_any_factor(self, dtype: str, factor: float, seed: int) -> None:
         bits = matrix(dtype, 3, 40, seed)
         product = bits_of(values_of(bits, dtype) * factor, dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import ceil, frexp, inf, isfinite, ldexp, log10, sqrt
+from math import ceil, frexp, inf, isfinite, ldexp, log10, nextafter, sqrt
 
 import numpy as np
 
@@ -260,9 +260,13 @@ def _proof_within(pair: floats.Pair, bounds: Bounds) -> Scaling | None:
     named = [ldexp(0.5, exponent if mantissa == 0.5 else min(exponent + 1, 1024)), *_roots(shape[-1] if shape else 1)]
     shortest = min(_shortest_decimal(inside), _shortest_binary(inside))[1]
     likely = sign * next((factor for factor in named if factor in inside), shortest)
-    factors = (likely, _middle(interval))
-    claims = (_prove(pair, factor) for factor in factors if isfinite(1 / factor))
-    return next((claim for claim in claims if claim), None)
+    close = None
+    for factor in (likely, _middle(interval), *_few(interval)):
+        claim = _prove(pair, factor) if isfinite(1 / factor) else None
+        if claim and claim.exact:
+            return claim
+        close = close or claim
+    return close
 
 
 def _prove(pair: floats.Pair, factor: float) -> Scaling | None:
@@ -289,6 +293,9 @@ def _prove(pair: floats.Pair, factor: float) -> Scaling | None:
 
 _WIDEN = 2 * float(np.finfo(np.float64).eps)
 """Relative slack for the roundings of the bounds' own arithmetic."""
+
+
+_FEW = 32
 
 
 @record
@@ -380,6 +387,16 @@ def _roots(width: int) -> list[float]:
 
 def _middle(interval: Interval) -> float:
     return interval.low + (interval.high - interval.low) / 2
+
+
+def _few(interval: Interval) -> list[float]:
+    """Return each float64 in an interval with few of them: between F64 tensors the neighbour of the factor may fail."""
+    numbers = [interval.low]
+    while numbers[-1] < interval.high:
+        if len(numbers) == _FEW:
+            return []
+        numbers.append(nextafter(numbers[-1], interval.high))
+    return numbers
 
 
 def _shortest_decimal(interval: Interval) -> tuple[float, float]:
