@@ -18,7 +18,7 @@ The answer for a [quantised](quantised.md) embedding or head is what a run of th
 part. *As floats* means that the outcome is that of the model without quantisation.
 
 transformers had compressed-tensors 0.20, bitsandbytes 0.50.2 and GPTQModel 7.7. On a CPU, vLLM runs neither FP8 nor
-lookups of packed codes. For FP8 with `weight_scale_inv`, transformers dequantises all codes if there is no GPU, so
+lookups of packed codes. For FP8 with `weight_scale_inv`, transformers dequantises all codes without a GPU, so
 tieconv has no answer there.
 
 `python -m tests.oracles.quantised LOADER PYTHON` runs these combinations again. No answer was wrong. There were 112 for

@@ -498,6 +498,9 @@ LEADING = {"module": "DistributedDataParallel", "base_model.model": "PEFT"}
 ADAPTED = frozenset({"base_layer", "modules_to_save", "original_module"})
 """Segments that PEFT adds to replaced modules. Without them the adapter would be lost."""
 
+LEFT = re.compile("|".join(("lora_", *ADAPTED, *INSIDE)))
+"""What adapters and training wrappers leave in names."""
+
 
 def unwrapping(names: Collection[str]) -> dict[str, str]:
     """Map each name with a wrapper's prefix to the name without the prefix.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from tieconv.architectures.effective_flag import (
     tokens_without_row,
     undeclared_width,
 )
-from tieconv.architectures.stored_names import ADAPTED, INSIDE, missing_layers, surplus_layers, unexplained
+from tieconv.architectures.stored_names import LEFT, missing_layers, surplus_layers, unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
@@ -81,7 +80,7 @@ def _is_usual(inspection: Inspection) -> bool:
         and not any(undeclared_width(inspection, columns) for columns in embedding.shape[1:])
         and not _UNUSUAL & config.keys()
         and not any(isinstance(value, Mapping) and "vocab_size" in value for value in config.values())
-        and not any(_LEFT.search(name) or name.endswith(LEAVES) or name.startswith(EMA) for name in checkpoint.tensors)
+        and not any(LEFT.search(name) or name.endswith(LEAVES) or name.startswith(EMA) for name in checkpoint.tensors)
     )
 
 
@@ -93,8 +92,6 @@ def _is_found(checkpoint: Checkpoint) -> bool:
     return named and (index is None or isinstance(index.value.get("metadata"), Mapping))
 
 
-_LEFT = re.compile("|".join(("lora_", *ADAPTED, *INSIDE)))
-"""What adapters and training wrappers leave in names."""
 _UNUSUAL = {DERIVED_KEY, WEIGHTS_KEY, "quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
 
 

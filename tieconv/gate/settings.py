@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tieconv.architectures.stored_names import LEFT
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record, strings
@@ -135,7 +136,6 @@ _NOTE = re.compile(r"^\s*-\s+(?:MISSING|UNEXPECTED|MISMATCH):.*$", re.MULTILINE)
 _BULLET = re.compile(r"^[ \t]*(?:[-*•>|][ \t]|\.\.\.|…)[ \t]*", re.MULTILINE)
 _RUN = r"(?<![\w.])"  # where a name begins: a search from each of its letters would take minutes for a long one
 _TABLE = r"((?:lm_head|embed_tokens)\.(?:weight|bias))"
-_LEFT = "_(?:fsdp|checkpoint)_wrapped_module|base_layer|modules_to_save|original_module"
 _WRAPPED = re.compile(rf"{_RUN}(?:_orig_mod|base_model|module)\.")
 _OTHER_HEAD = re.compile(r"\b(score|classifier|qa_outputs|predictions)\.")  # the head of a task, and not a layer
 _PART = 12  # characters of a part of a message that show which one it is
@@ -194,7 +194,7 @@ def _comparable(message: str) -> str:
 
 def _any_tensor(message: str) -> str:
     text = _plain(message)
-    text = re.sub(rf"{_RUN}[\w.]*(?:lora_|{_LEFT})[\w.]*|\b(?:_orig_mod|base_model|module)\.[\w.]+", "<wrapped>", text)
+    text = re.sub(rf"{_RUN}[\w.]*(?:{LEFT.pattern})[\w.]*|\b(?:_orig_mod|base_model|module)\.[\w.]+", "<wrapped>", text)
     text = re.sub(rf"{_RUN}[\w.]*\blayers\.[\w.…]+|{_RUN}[\w.]+\.(?:weight|bias)\b", "<tensor>", text)
     return re.sub(r"\d+", "#", re.sub(r"<tensor>(?:, <tensor>)+", "<tensor>", text))
 
