@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree
+from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree, vocabulary_rows
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import is_plain
 from tieconv.errors import RefusedError, UnreadableError
@@ -95,10 +95,11 @@ def inspected(
     if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
     # These files are small enough for each inspection; a remote one costs a request.
-    elif not hasattr(files, "client") and any("token" in name for name in checkpoint.companions):
-        from tieconv.inspection.token_ids import added_rows  # not every directory has a tokenizer
+    elif not hasattr(files, "client") and any("token" in name or "vocab" in name for name in checkpoint.companions):
+        from tieconv.inspection.token_ids import needed_rows  # not every directory has a tokenizer
 
-        evidence = replace(evidence, listed_rows=added_rows(files, checkpoint.companions))
+        rows = max(vocabulary_rows(evidence).values(), default=0)
+        evidence = replace(evidence, listed_rows=needed_rows(files, checkpoint.companions, rows))
     if chosen and not checkpoint.graphs:
         from tieconv.loaders import predict
 

@@ -152,20 +152,47 @@ def test_a_padding_token_without_a_row(tmp_path: Path, name: str) -> None:
         ("tokenizer_config.json", [], None),
         ("tokenizer.json", {"added_tokens": [{"id": zoo.VOCAB, "content": "<x>"}]}, zoo.VOCAB + 1),
         ("tokenizer.json", {"added_tokens": [{"id": zoo.VOCAB - 1, "content": "<x>"}, {"id": "9"}, []]}, None),
-        ("tokenizer.json", {"model": {"vocab": {"x": 0}}, "added_tokens": [{"id": zoo.VOCAB, "content": "<x>"}]}, None),
+        (
+            "tokenizer.json",
+            {"model": {"vocab": {"x": 0}}, "added_tokens": [{"id": zoo.VOCAB, "content": "<x>"}]},
+            zoo.VOCAB + 1,
+        ),
+        ("tokenizer.json", {"model": {"vocab": {"x": zoo.VOCAB, "y": 1}, "merges": []}}, zoo.VOCAB + 1),
+        ("tokenizer.json", {"model": {"vocab": {'": 9999': 1, "x": zoo.VOCAB - 1}}}, None),
+        ("tokenizer.json", {"model": {"vocab": [[f"w{number}", -1.5] for number in range(zoo.VOCAB)]}}, None),
+        (
+            "tokenizer.json",
+            {"model": {"vocab": [[f"w{number}", -1.5] for number in range(zoo.VOCAB + 2)]}},
+            zoo.VOCAB + 2,
+        ),
+        ("vocab.json", {"x": zoo.VOCAB - 1}, None),
+        ("vocab.json", {"x": zoo.VOCAB}, zoo.VOCAB + 1),
+        ("vocab.json", {"x": zoo.VOCAB + 999}, zoo.VOCAB + 1000),
+        ("vocab.txt", "w\n" * (zoo.VOCAB - 1) + "w", None),
+        ("vocab.txt", "w\n" * (zoo.VOCAB + 1) + "w\n", zoo.VOCAB + 2),
     ],
 )
-def test_an_added_token_without_a_row(tmp_path: Path, name: str, document: object, needed: int | None) -> None:
+def test_a_token_without_a_row(tmp_path: Path, name: str, document: object, needed: int | None) -> None:
     """A text model of Gemma 3 has a token for images without a row."""
     zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
-    (tmp_path / name).write_text(json.dumps(document))
+    (tmp_path / name).write_text(document if isinstance(document, str) else json.dumps(document))
     found = inspect(tmp_path).findings
     assert [finding.rule for finding in found] == ["VOC003"] * bool(needed)
     assert all(finding.remedy and f"--to {needed} --fill mean" in finding.remedy.command for finding in found)
 
 
+def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
+    """1,000 absent rows are no forgotten resize, so no command. tokenizer.json comes first."""
+    zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps({"x": zoo.VOCAB + 1000}))
+    (finding,) = inspect(tmp_path).findings
+    assert finding.remedy is None and finding.message.endswith("Check that the tokenizer is this model's.")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"x": 1}}}))
+    assert not inspect(tmp_path).findings
+
+
 def test_an_added_token_of_a_saved_tokenizer(tmp_path: Path) -> None:
-    """transformers 5 lists added tokens in tokenizer.json alone. Its vocabulary, behind them, is not read."""
+    """transformers 5 lists added tokens in tokenizer.json alone, before the vocabulary."""
     zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
     vocabulary = {f"w{number}": number for number in range(zoo.VOCAB)}
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))

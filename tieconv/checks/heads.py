@@ -748,14 +748,18 @@ def unpredicted(inspection: Inspection) -> Iterator[Finding]:
         )
 
 
+_MANY_ROWS = 1000
+"""So many rows are hardly added tokens: the tokenizer may be that of another model."""
+
+
 @rule("VOC003", "token-without-row", Level.ERROR)
 def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     """The embedding has no row for a token of the tokenizer or for the padding token.
 
     ## What it does
     Compares the rows of the embedding with `pad_token_id` in the config. In a local directory it also reads the ids of
-    added tokens in `tokenizer.json`, `added_tokens.json` and `tokenizer_config.json`. It passes over tokens of images and
-    sounds, and remote tokenizers.
+    tokens in `tokenizer.json`, `vocab.json`, `vocab.txt`, `added_tokens.json` and `tokenizer_config.json`. It passes over
+    tokens of images and sounds, other vocabulary files and remote tokenizers.
 
     ## Why it matters
     A text with such a token ends in an `IndexError`, or in an assertion on a GPU.
@@ -772,16 +776,18 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv resize --to N --fill mean` adds the rows (review first: may change the model's outputs). Or set `pad_token_id`
-    to a token that the model has.
+    to a token that the model has. If more than 1,000 rows are missing, first check that the tokenizer is this model's.
     """
     for path, number in tokens_without_row(inspection):
         name, rows = next(iter(vocabulary_rows(inspection).items()))
         refuses = path.endswith("pad_token_id") and refuses_padding(inspection)
         subject = f"{shown(path)} is" if path.endswith("pad_token_id") else "The tokenizer has ids up to"
         end = "transformers 5 does not build the class so" if refuses else "A text with such a token ends in an error"
+        many = path == "tokenizer" and number - rows >= _MANY_ROWS
+        end += ". Check that the tokenizer is this model's" * many
         yield token_without_row.finding(
             f"{subject} {number:,}, but {shown(name)} has {rows:,} rows. {end}.",
             [name],
             level=Level.ERROR if refuses else Level.WARNING,
-            remedy=remedies.resize(inspection, to=number + 1, fill="mean", safe=False),
+            remedy=None if many else remedies.resize(inspection, to=number + 1, fill="mean", safe=False),
         )
