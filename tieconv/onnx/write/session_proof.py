@@ -366,7 +366,11 @@ class _Runs:
         missing = {name: [shape for shape in some if shape not in refused] for name, some in self.failed.items()}
         parts = [f"{name} ({', '.join(some)})" if name in self.ran else name for name, some in missing.items() if some]
         differing = tuple(f"{name} (by up to {by:.1e})" for name, by in self.differing.items())
-        return SessionRuns(self.equal, tuple(cases), differing, (*refused, *parts, *self.not_run))
+        if refused:
+            parts.insert(
+                0, f"{', '.join(refused)} (ONNX Runtime does not run the source with random inputs of these shapes)"
+            )
+        return SessionRuns(self.equal, tuple(cases), differing, (*parts, *self.not_run))
 
 
 def _outputs(session: Any, cases: Sequence[_Case]) -> list[list[Any] | None]:
