@@ -6,7 +6,6 @@ import json
 import os
 from functools import cache
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from tieconv.text import shell_word
 from tieconv.version import PUBLISHED, REPOSITORY, VERSION
@@ -46,6 +45,8 @@ def _origin(extras: tuple[str, ...]) -> tuple[bool, str]:
     address = str(record.get("url", ""))
     if not address:
         return False, f"tieconv{_brackets(extras)}"
+    from urllib.parse import unquote, urlsplit  # only some messages name the origin
+
     parts = urlsplit(address)
     if parts.scheme == "file":
         path = unquote(parts.path)

@@ -62,6 +62,8 @@ def shell_word(value: str) -> str:
 
     A word that cannot be shown becomes `$'…'` with escaped bytes, which bash, zsh and ksh read.
     """
+    if re.fullmatch(r"(?a:[\w@%+=:,./-]+)", value):
+        return value  # as shlex.quote does; few words need its import
     if shown(value, len(value)) == value:
         import shlex
 

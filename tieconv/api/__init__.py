@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tieconv.onnx.write.plan import PlannedGraphs as PlannedGraphs
     from tieconv.planned import PlannedWrite as PlannedWrite
     from tieconv.planned import WriteOptions as WriteOptions
+    from tieconv.sources import is_pattern as is_pattern
     from tieconv.sources import is_remote as is_remote
-    from tieconv.sources.hub import is_pattern as is_pattern
     from tieconv.sources.ranged import anything_waits as anything_waits
     from tieconv.sources.temporary import remove_temporary as remove_temporary
     from tieconv.sources.user_files import guard_report as guard_report
@@ -42,8 +42,7 @@ _HOMES = {
     "checkpoint.write_plan": ("Outcome",),
     "checkpoint.results.parity": ("Verdict",),
     "gate.model_sources": ("is_collection", "is_list"),
-    "sources": ("is_remote",),
-    "sources.hub": ("is_pattern",),
+    "sources": ("is_pattern", "is_remote"),
     "sources.ranged": ("anything_waits",),
     "sources.temporary": ("remove_temporary",),
     "sources.user_files": ("guard_report", "write_bytes", "write_reports", "write_text"),

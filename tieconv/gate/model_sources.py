@@ -17,10 +17,8 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError, UnreadableError
 from tieconv.formats.gguf import models_among
 from tieconv.gate.settings import matches
-from tieconv.sources import is_hub, is_object
-from tieconv.sources.hub import is_pattern
+from tieconv.sources import is_hub, is_object, is_pattern, is_prefix
 from tieconv.sources.local import locate
-from tieconv.sources.objects.source import directories, fixed_part, is_prefix, open_model
 from tieconv.sources.user_files import read_text
 from tieconv.text import shell_word, shown
 
@@ -263,6 +261,8 @@ def _expanded(source: str, choice: Choice) -> Iterable[Dated]:
     if is_hub(source) or (is_object(source) and not is_prefix(source) and not choice.recursive):
         return ((source, None),)
     if is_object(source):
+        from tieconv.sources.objects.source import directories, fixed_part
+
         root = fixed_part(source)
         models = directories(root, is_weight)
         if root != source.removesuffix("/"):
@@ -301,6 +301,8 @@ def modified(source: str) -> float:
     """
     try:
         if is_object(source):
+            from tieconv.sources.objects.source import open_model
+
             with open_model(source) as (_, files, _):
                 return max(stored.modified for stored in files.listed.stored.values())
         if is_hub(source):

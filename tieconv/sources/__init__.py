@@ -23,6 +23,16 @@ def is_remote(source: str) -> bool:
     return source.startswith((PREFIX, *OBJECT_PREFIXES))
 
 
+def is_pattern(source: str) -> bool:
+    """Return whether MODEL is a pattern for models of one owner (``hf://org/*``)."""
+    return is_hub(source) and bool(set("*?") & set(source))
+
+
+def is_prefix(source: str) -> bool:
+    """Return whether an address means the models below it: it ends in a slash, or is a pattern."""
+    return is_object(source) and (source.endswith("/") or bool(set("*?[") & set(source)))
+
+
 def is_inside(name: str) -> bool:
     """Return whether a name from a server is a relative path that stays inside its directory on every file system."""
     parts = name.split("/")

@@ -12,7 +12,6 @@ from functools import reduce
 from importlib import import_module
 from itertools import pairwise
 from operator import or_
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tieconv.checkpoint.model_files import LARGEST, FileState, Listing, check_git_file
@@ -21,6 +20,8 @@ from tieconv.errors import UnreadableError, UnsafePathError, UnsupportedSystemEr
 from tieconv.text import close, path_word, shown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tieconv.sources.digest import Sums
 
 
@@ -90,13 +91,17 @@ def follow(path: str, root: str) -> str:
 
     Raises `UnsafePathError` for any other target.
     """
-    real_root = Path(os.path.realpath(root))
-    # Unlike Path.resolve, realpath does not raise for a loop. Opening the link fails later.
-    target = Path(os.path.realpath(path))
+    real_root, target = _real_path(root), _real_path(path)
     if target.is_relative_to(real_root) or _is_blob(target, real_root):
         return str(target)
     problem = f"{shown(path)} is a symlink that points outside the model directory, to {shown(target)}"
     raise UnsafePathError(problem, "if you trust the file, copy it into the model directory", "path.escape")
+
+
+def _real_path(path: AnyPath) -> Path:
+    from pathlib import Path  # imports urllib, a tenth of the start of `inspect`; most models have no links
+
+    return Path(os.path.realpath(path))  # unlike Path.resolve, it raises for no loop: opening the link fails later
 
 
 _HUB_REPOSITORY = ("models--", "datasets--", "spaces--")
@@ -122,18 +127,18 @@ def _is_blob(target: Path, real_root: Path) -> bool:
     return target.is_relative_to(repository / "blobs")
 
 
-def in_hub_cache(root: Path) -> bool:
+def in_hub_cache(root: AnyPath) -> bool:
     """Return whether ``root`` is in a snapshot of the Hub cache, whose files other snapshots share."""
-    repository = _hub_repository(Path(os.path.realpath(root)))
+    repository = _hub_repository(_real_path(root))
     return repository is not None and any((home / "blobs").is_dir() for home in (repository, repository.parent))
 
 
-def in_hub_store(path: Path) -> bool:
+def in_hub_store(path: AnyPath) -> bool:
     """Return whether ``path`` is in the snapshots or blobs of a Hub cache.
 
     Every program reads these files as the published model, so tieconv must not write there.
     """
-    real = Path(os.path.realpath(path))
+    real = _real_path(path)
     for inner, parent in pairwise((real, *real.parents)):
         if parent.name.startswith(_HUB_REPOSITORY) and inner.name in ("snapshots", "blobs", "refs"):
             return True

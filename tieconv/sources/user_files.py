@@ -15,7 +15,6 @@ import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from tieconv.errors import MALFORMED, DestinationError, SettingsError
@@ -149,7 +148,7 @@ def write_bytes(path: str, data: bytes) -> None:
     directly. Shells pass pipes as ``/dev/fd/63``, and no archive can put a file there.
     """
     local.require_posix()
-    if local.in_hub_store(Path(path)):
+    if local.in_hub_store(path):
         raise DestinationError(f"{shown(path)} is in the Hub cache", "write it to another directory", "out.hub-cache")
     with _failing(path):
         if _STREAM.fullmatch(os.path.abspath(path)):
@@ -160,7 +159,7 @@ def write_bytes(path: str, data: bytes) -> None:
             file.write(data)
 
 
-def new_file(path: str | Path) -> BinaryIO:
+def new_file(path: local.AnyPath) -> BinaryIO:
     """Create a file that must not exist, in a directory that only this process fills, and open it for writing."""
     return open(path, "wb", opener=lambda name, _: os.open(name, local.CREATE, 0o666))
 

@@ -6,8 +6,6 @@ import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from urllib.parse import quote
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import RANK, CheckedFinding, CheckedModel, CheckReport
@@ -130,6 +128,8 @@ def relative(path: str) -> str | None:
     """
     if path.startswith(_REMOTE):
         return None
+    from pathlib import Path  # a report without findings names no path
+
     here = Path.cwd()
     repository = next((directory for directory in (here, *here.parents) if (directory / ".git").exists()), here)
     inside = os.path.relpath(path or ".", os.environ.get("GITHUB_WORKSPACE") or repository)
@@ -138,6 +138,8 @@ def relative(path: str) -> str | None:
 
 def uri(path: str) -> str:
     """Return ``path`` as a URI reference: relative inside the repository, else `file:` or the remote scheme."""
+    from urllib.parse import quote  # the text report has no URI
+
     if path.startswith(_REMOTE):
         scheme, _, rest = path.partition("://")
         return f"{scheme}://{quote(_bytes(rest), safe='/@')}"

@@ -6,7 +6,7 @@ import re
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.sources import PREFIX, is_hub, is_inside
+from tieconv.sources import PREFIX, is_inside
 from tieconv.text import shown
 
 # Parse names of models on the Hub, ``hf://org/name[@revision][/path]``, and patterns of one owner's models.
@@ -60,11 +60,6 @@ def parse(source: str) -> RepoPath:
 
 
 _SYNTAX = "write hf://org/name or hf://org/name@revision (a branch, a tag or a commit), and /path for a file in it"
-
-
-def is_pattern(source: str) -> bool:
-    """Return whether MODEL is a pattern for models of one owner (``hf://org/*``)."""
-    return is_hub(source) and bool(set("*?") & set(source))
 
 
 def parse_pattern(source: str) -> tuple[str, str]:

@@ -12,7 +12,6 @@ from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import MissingPackageError, UnreadableError
 from tieconv.install import install_command
-from tieconv.sources import is_object
 from tieconv.sources.objects import parse
 from tieconv.text import shown
 
@@ -74,11 +73,6 @@ class ListedModel:
 
     source: str
     modified: float
-
-
-def is_prefix(source: str) -> bool:
-    """Return whether an address means the models below it: it ends in a slash, or is a pattern."""
-    return is_object(source) and (source.endswith("/") or bool(_MAGIC.search(source)))
 
 
 def fixed_part(source: str) -> str:
