@@ -299,6 +299,7 @@ def whole(kind: str, total: int) -> Tensors:
 
 
 LLAMA_WHOLE, DEEPSEEK_WHOLE = ({**llama(), **whole(kind, 4)} for kind in ("LlamaForCausalLM", MOE["architectures"][0]))
+QWEN2_WHOLE = {**llama(), **whole("Qwen2ForCausalLM", 4)}
 ATTENTION = "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"
 SECOND_LAYER = "model.layers.1."
 
@@ -324,10 +325,15 @@ INSIDE: dict[str, tuple[Config, Tensors, list[str]]] = {
         {name: tensor for name, tensor in LLAMA_WHOLE.items() if "o_proj" not in name},
         [f"model.layers.{number}.self_attn.o_proj.weight" for number in range(4)],
     ),
-    "norms and biases that no layer has": (
+    "a norm that no layer has": (
         FOUR,
         {name: tensor for name, tensor in LLAMA_WHOLE.items() if "post_attention_layernorm" not in name},
-        [],
+        [f"model.layers.{number}.post_attention_layernorm.weight" for number in range(4)],
+    ),
+    "a bias that no layer has": (
+        {**FOUR, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+        {name: tensor for name, tensor in QWEN2_WHOLE.items() if "q_proj.bias" not in name},
+        [f"model.layers.{number}.self_attn.q_proj.bias" for number in range(4)],
     ),
     "a whole module": (
         FOUR,

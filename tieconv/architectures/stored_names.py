@@ -310,7 +310,6 @@ def _experts(names: Collection[str]) -> dict[str, dict[int, set[str]]]:
     return experts
 
 
-_NORM_OR_BIAS = re.compile(r"norm|\bln|\.bias$")
 _MOST_OF_A_LAYER, _HALF = 0.75, 0.5
 """Share of the class's parameters of a layer, from which on a list has the names of the class.
 
@@ -329,8 +328,7 @@ def _inside_layers(
     lacking = []
     for leaf in inside:
         beside = [names for names in layers.values() if leaf in names]
-        # A class of the same name may have no such norms or biases. Then no layer has them.
-        if len(beside) < len(layers) and (beside or not _NORM_OR_BIAS.search(leaf)):
+        if len(beside) < len(layers):
             known = {*inside, *(name for names in beside for name in names)}
             without = [number for number, names in layers.items() if leaf not in names]
             lacking += [f"{begin}{n}.{leaf}" for n in without if not _has_replacement(leaf, layers[n], known)]

@@ -231,11 +231,10 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     It also reports parameters that the class always has, in each layer or beside them, such as the last norm. If all layers
     of a class are equal, it reports the weights and biases that a single layer lacks. It compares no values.
 
-    The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. It reports a
-    norm or a bias only if another layer has it. The class must be in the table, or have a type of the table and no
-    head. The stored layers must have its names. A file of less than 1 MiB may be an example of names. There, the layers
-    must have at least four tensors, and half of the class's parameters. In a quantised model, the rule only looks for
-    whole layers.
+    The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. The class must
+    be in the table, or have a type of the table and no head. The stored layers must have its names. A file of less than
+    1 MiB may be an example of names. There, the layers must have at least four tensors, and half of the class's
+    parameters. In a quantised model, the rule only looks for whole layers.
 
     It reports names with a segment of a wrapper too, such as `_checkpoint_wrapped_module`. No loader removes it.
 
