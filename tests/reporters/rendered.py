@@ -20,6 +20,7 @@ from tests.conftest import ROOT
 from tests.reporters.reports import entry, every_case, full
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.graph_plan import (
+    ExportOptions,
     ExportOutcome,
     ExportPlan,
     GraphOutcome,
@@ -188,10 +189,10 @@ def export_outcome() -> ExportOutcome:
     """An export with everything that its plan and its result can say."""
     outcome = graph_outcome()
     plan = ExportPlan(
-        "models/llama", "LlamaForCausalLM", "decoder with cache", "float32", HeadForm.FUSED, 20, "cpu", True,
+        "models/llama", "LlamaForCausalLM", "decoder with cache",
+        ExportOptions("float32", HeadForm.FUSED, 20, "cpu", True, "cpu", "genai", None, False, None),
         ("input_ids [batch, sequence]", "attention_mask [batch, total]"), (("model.embed_tokens.weight", "lm_head"),),
-        {f"file{number}.json": 100 + number for number in range(8)}, 123_000, 61_000, ("a note",), "cpu", "genai",
-        "", left_out=("vision_tower",),
+        {f"file{number}.json": 100 + number for number in range(8)}, 123_000, 61_000, ("a note",), ("vision_tower",),
     )  # fmt: skip
     return ExportOutcome(
         plan, True, True, "models/out", outcome.plan.matrices, outcome.proofs,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
@@ -182,11 +181,16 @@ def _matrix(matrix: SharedMatrix) -> dict[str, object]:
     return values_of(matrix, f"{names} stored_before stored_after held_before held_after left")
 
 
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""The values of `--precision`, and torch's names for them."""
+
+
 @record
 class ExportOptions:
     """The values of the options of `tieconv export`, as `tieconv.plan_export` describes them.
 
-    ``fuse`` and ``quantise`` are ``None`` if the graph is neither fused nor quantised. ``budget`` is in seconds.
+    ``fuse`` and ``quantise`` are ``None`` if the graph is neither fused nor quantised. ``budget`` is in seconds. In a
+    plan, ``head_form`` is what the head gets, and ``inputs_embeds`` says that a second graph makes the decoder's rows.
     """
 
     precision: str
@@ -200,43 +204,33 @@ class ExportOptions:
     inputs_embeds: bool
     budget: float | None
 
+    @property
+    def dtype(self) -> str:
+        """The precision as torch names it."""
+        return PRECISIONS[self.precision]
+
 
 # The plan and the outcome of `export`: data for reports, no graph library.
-
-PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""The values of `--precision`, and torch's names for them."""
-
-
 @record
 class ExportPlan:
     """What `export` will export, and how.
 
     ``kind`` is what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the checkpoint
     that become one parameter. ``bytes_read`` are the bytes of the weights. ``bytes_written`` is an estimate with each
-    tied matrix once. ``copied`` maps the files copied unchanged to their bytes. ``layout`` is the value of `--layout`,
-    ``fuse`` the provider of ONNX Runtime for whose operators the graph is fused. ``quantise`` is the scheme of a
-    quantised graph, else empty. With ``inputs_embeds`` the decoder reads rows, and a second graph makes them from token
-    ids. ``left_out`` are the modules of the model that are not exported.
+    tied matrix once. ``copied`` maps the files copied unchanged to their bytes. ``left_out`` are the modules of the
+    model that are not exported.
     """
 
     source: str
     architecture: str
     kind: str
-    precision: str
-    form: HeadForm
-    opset: int | None
-    provider: str
-    parity: bool
+    options: ExportOptions
     inputs: tuple[str, ...]
     tied: tuple[tuple[str, ...], ...]
     copied: Mapping[str, int]
     bytes_read: int
     bytes_written: int
     notes: tuple[str, ...] = ()
-    fuse: str | None = None
-    layout: str = "plain"
-    quantise: str = ""
-    inputs_embeds: bool = False
     left_out: tuple[str, ...] = ()
 
     @property
@@ -247,10 +241,15 @@ class ExportPlan:
     def summary(self) -> str:
         """One line."""
         tied = "tied matrix stored once" if self.tied else "nothing tied"
-        precision = f"{self.precision}, {self.quantise}" if self.quantise else self.precision
-        kind = f"{self.kind}, from inputs_embeds" if self.inputs_embeds else self.kind
+        precision = ", ".join(filter(None, (self.options.precision, self.options.quantise)))
+        kind = f"{self.kind}, from inputs_embeds" if self.options.inputs_embeds else self.kind
         part = "language model of " if self.left_out else ""
         return f"{part}{self.architecture}, {kind}, {precision}, {tied}"
+
+    def described(self) -> dict[str, object]:
+        """Return the keys that the plan's document and `export.json` share: the model and the form of the graph."""
+        chosen = values_of(self.options, "precision head_form fuse layout quantise")
+        return {**values_of(self, "architecture kind"), **chosen}
 
 
 @record
@@ -278,9 +277,10 @@ class ExportOutcome(Printed):
             "schema": PLAN_SCHEMA,
             "tieconv": VERSION,
             "command": "export",
-            **values_of(plan, "source summary architecture kind precision head_form=form fuse layout"),
-            "quantise": plan.quantise or None,
-            **values_of(plan, "opset inputs inputs_embeds not_exported=left_out tied"),
+            **values_of(plan, "source summary"),
+            **plan.described(),
+            **values_of(plan, "opset=options.opset inputs inputs_embeds=options.inputs_embeds"),
+            **values_of(plan, "not_exported=left_out tied"),
             "operations": [],
             "files_removed": [],
             **values_of(plan, "notes bytes_read"),
@@ -298,6 +298,3 @@ class ExportOutcome(Printed):
 
     def _rows(self) -> tuple[tuple[str, ...], ...]:
         return plan_rows(self.plan.summary, self.plan.notes)
-
-    def __str__(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True, allow_nan=False)

@@ -53,7 +53,7 @@ from tieconv.version import VERSION
 def run(
     plan: graph_plan.ExportPlan,
     evidence: Inspection,
-    settings: Settings,
+    layout: Layout,
     final: Path,
     check: Callable[[bool], None],
     *,
@@ -67,13 +67,13 @@ def run(
     number = itertools.count()
 
     def begin(stage: str) -> None:
-        progress(stage, next(number), 5 + settings.options.parity)
+        progress(stage, next(number), 5 + plan.options.parity)
 
     with publish.interrupts() as signals:
         publish.checked(final, lambda: check(True))
 
         def write(staging: Staging) -> graph_plan.ExportOutcome:
-            job = Job(plan, evidence, settings, staging, begin, progress)
+            job = Job(plan, evidence, layout, staging, begin, progress)
             made = job.make()
             if made.outcome.parity is not None and made.outcome.parity.verdict is not Verdict.PASSED:
                 return made.outcome
@@ -117,14 +117,14 @@ class Made:
 
 @record
 class Job:
-    """What an export needs: the plan, the settings, and where it is made.
+    """What an export needs: the plan, the layout of its files, and where it is made.
 
     ``begin`` reports the stage that begins, and ``progress`` how far the measurement is.
     """
 
     plan: graph_plan.ExportPlan
     evidence: Inspection
-    settings: Settings
+    layout: Layout
     staging: Staging
     begin: Callable[[str], None]
     progress: Progress
@@ -141,11 +141,11 @@ class Job:
         measured = str(self.staging.new / GRAPH if stems == (STEM,) else self.staging.new)
         identity = None if reference is None else self._proved(measured, reference)
         del reference
-        report = self._measured(measured, stems) if self.settings.options.parity else None
+        report = self._measured(measured, stems) if self.plan.options.parity else None
         identity = report.identity if report else identity
-        check_once(self.plan, identity, len(set(map(self.settings.layout.data_of, stems))))
-        names = published(self.settings.layout, stems)  # paths in OUT by the names until then
-        if self.plan.inputs_embeds:
+        check_once(self.plan, identity, len(set(map(self.layout.data_of, stems))))
+        names = published(self.layout, stems)  # paths in OUT by the names until then
+        if self.plan.options.inputs_embeds:
             names[EMBEDDING] = Path(EMBEDDING)
         files = {path.as_posix(): self.staging.new / name for name, path in names.items()}
         outcome = graph_plan.ExportOutcome(
@@ -164,9 +164,9 @@ class Job:
         Without parity, also return the loaded model: the axes and weights of the finished graph are compared with it.
         """
         self.begin("load")
-        checkpoint, layout, options = self.evidence.checkpoint, self.settings.layout, self.settings.options
-        reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
-        embeds = self.plan.inputs_embeds
+        checkpoint, layout, options = self.evidence.checkpoint, self.layout, self.plan.options
+        reference = load(checkpoint.root, checkpoint.config_values, options.dtype)
+        embeds = options.inputs_embeds
         kind = kind_of(reference.model, embeds=embeds, one_graph=layout.scheme is not None)
         layout.check(kind)
         for name, parameter in reference.model.named_parameters():
@@ -204,16 +204,16 @@ class Job:
 
     def _shared(self, raw: Path) -> Shared:
         """Store every matrix once. A quantised export is quantised before."""
-        layout, new, held = self.settings.layout, self.staging.new, self.staging.held
+        layout, new, held, options = self.layout, self.staging.new, self.staging.held, self.plan.options
         if layout.scheme is None:
-            shared = share(raw, new, self.settings.form)
-            return replace(shared, proofs=separate(new, GRAPH, shared.matrices)) if self.plan.inputs_embeds else shared
+            shared = share(raw, new, options.head_form)
+            return replace(shared, proofs=separate(new, GRAPH, shared.matrices)) if options.inputs_embeds else shared
         made = quantise_tied(raw, held / "quantised", layout.scheme, self.plan, layout.data_of())
-        shared = share(held / "quantised", new, self.settings.form)
+        shared = share(held / "quantised", new, options.head_form)
         return replace(shared, proofs=(prove_once(new, GRAPH, made.tied),), notes=(*shared.notes, *made.notes))
 
     def _proved(self, measured: str, reference: Reference) -> Identity:
-        stored = stored_gates if self.settings.layout.scheme is None else stored_quantised_gates
+        stored = stored_gates if self.layout.scheme is None else stored_quantised_gates
         identity, gates = stored(measured, self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
@@ -224,13 +224,13 @@ class Job:
 
     def _measured(self, measured: str, stems: tuple[str, ...]) -> Parity:
         self.begin("parity")
-        provider, budget = self.settings.options.provider, self.settings.options.budget
+        provider, budget = self.plan.options.provider, self.plan.options.budget
         with reporting(self.progress):
-            if self.settings.layout.scheme is None:
+            if self.layout.scheme is None:
                 report = run_parity(measured, self.evidence, provider, wishes=Wishes(budget=budget))
             else:
                 report = run_quantised_parity(measured, self.evidence, provider, budget=budget)
-        return replace(report, graph=self.settings.layout.graph(stems[-1]))
+        return replace(report, graph=self.layout.graph(stems[-1]))
 
     def write_documents(self, made: Made) -> dict[str, FileState]:
         """Write all other files, and give the graphs their final names. All files are durable then.
@@ -240,7 +240,7 @@ class Job:
         new, outcome = self.staging.new, made.outcome
         graphs = [new / f"{stem}.onnx" for stem in made.stems]
         texts = {"export.json": describe(outcome, made.document, graphs, made.identity)}
-        texts |= self.settings.layout.documents(Kind(self.plan.kind))
+        texts |= self.layout.documents(Kind(self.plan.kind))
         if outcome.parity is not None:
             from tieconv.reporters.html.parity_page import render
 
@@ -253,7 +253,7 @@ class Job:
                 writer.companion(name)
             for name, text in texts.items():
                 writer.text(OutputText(name, text))
-            publish_names(new, published(self.settings.layout, made.stems))
+            publish_names(new, published(self.layout, made.stems))
             for name, status in tree.walk(new):
                 if status.st_size and not os.path.isdir(new / name):
                     with closing(os.open(new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
@@ -267,24 +267,6 @@ class Job:
             if folder.exists():
                 tree.remove(folder)
         return writer.record.sources
-
-
-@record
-class Settings:
-    """The ``options`` of the user, and the ``layout`` that they name, for this model."""
-
-    options: graph_plan.ExportOptions
-    layout: Layout
-
-    @property
-    def dtype(self) -> str:
-        """The precision as torch names it."""
-        return graph_plan.PRECISIONS[self.options.precision]
-
-    @property
-    def form(self) -> graph_plan.HeadForm:
-        """The form of the head. Fused operators include the head's FusedMatMul."""
-        return graph_plan.HeadForm.FUSED if self.options.fuse else self.options.head_form
 
 
 def describe(
@@ -304,8 +286,7 @@ def describe(
     section = {
         "schema": "tieconv.export/1",
         "tieconv": VERSION,
-        **values_of(plan, "architecture kind precision head_form=form fuse layout"),
-        "quantise": plan.quantise or None,
+        **plan.described(),
         "opset": read[0].opset,
         "inputs": inputs,
         "outputs": outputs,

@@ -21,8 +21,8 @@ from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target, check_fresh, check_place, destination, removal_notes
 from tieconv.execute.tree import free_bytes, no_space, writing
 from tieconv.onnx.child import Progress
-from tieconv.onnx.export import sample_inputs
-from tieconv.onnx.export.carry_out import Settings, run, tied_names
+from tieconv.onnx.export import layouts, sample_inputs
+from tieconv.onnx.export.carry_out import run, tied_names
 from tieconv.onnx.export.layouts import LAYOUTS, STEM, published, read_model
 from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
 from tieconv.onnx.parity.graph_file import EMBEDDING
@@ -62,7 +62,7 @@ class PlannedExport(Printed):
 
     plan: ExportPlan
     evidence: Inspection
-    settings: Settings
+    layout: layouts.Layout
 
     def __str__(self) -> str:
         from tieconv.reporters.text.parity_text import render_export
@@ -97,11 +97,10 @@ class PlannedExport(Printed):
 
     def _made(self) -> Iterator[str]:
         """Yield the files that the export makes."""
-        layout = self.settings.layout
         stems = (ENCODER, DECODER) if self.plan.kind == Kind.PAIR else (STEM,)
-        yield from map(str, published(layout, stems).values())
-        yield from ("export.json", *layout.made, *((EMBEDDING,) if self.plan.inputs_embeds else ()))
-        yield from ("parity.json", "parity.html") if self.plan.parity else ()
+        yield from map(str, published(self.layout, stems).values())
+        yield from ("export.json", *self.layout.made, *((EMBEDDING,) if self.plan.options.inputs_embeds else ()))
+        yield from ("parity.json", "parity.html") if self.plan.options.parity else ()
 
     def _check(self, out: str | Path, overwrite: bool) -> Path:
         """Return OUT as an absolute path. Raise if it cannot be written or the model has changed."""
@@ -124,7 +123,7 @@ class PlannedExport(Printed):
         def check(first: bool) -> None:
             self.check(out, overwrite=overwrite) if first else self._check(out, overwrite)
 
-        outcome = run(plan, self.evidence, self.settings, final, check, overwrite=overwrite, progress=progress)
+        outcome = run(plan, self.evidence, self.layout, final, check, overwrite=overwrite, progress=progress)
         return replace(outcome, output=str(out)) if outcome.executed else outcome
 
     def to_dict(self) -> dict[str, object]:
@@ -156,10 +155,12 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
     kind = _kind(name, checkpoint.config_values, one_graph=options.quantise is not None)
     parts = rows_only(name, checkpoint, kind, wanted=options.inputs_embeds)
     check_cache(name, checkpoint.root, checkpoint.source)
+    # Fused operators include the head's FusedMatMul.
+    form = HeadForm.FUSED if options.fuse else options.head_form
+    options = replace(options, head_form=form, inputs_embeds=parts is not None)
     precision, scheme = options.precision, None if options.quantise is None else Scheme(options.quantise)
     made = LAYOUTS[options.layout]
     layout = made(read_model(checkpoint, name, made), precision, scheme)
-    settings = Settings(options, layout)
     if parts is not None:
         check_options(options.layout, scheme)
     layout.check(kind)
@@ -174,7 +175,7 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
     unwanted = {*OURS, *layout.made, *checkpoint.others}
     copied = {n: size for n, size in companions.items() if not n.lower().endswith(_WEIGHTS) and n not in unwanted}
     tied = tied_names(evidence)
-    shared = settings.form if tied and not scheme else None
+    shared = form if tied and not scheme else None
     for names in tied if shared else ():
         _check_large(names, checkpoint)
     notes = [*_notes(options, shared), *layout.notes(kind)]
@@ -185,24 +186,16 @@ def plan_export(evidence: Inspection, options: ExportOptions) -> PlannedExport:
         source=checkpoint.source,
         architecture=name,
         kind=str(kind),
-        precision=precision,
-        form=settings.form,
-        opset=options.opset,
-        provider=options.provider,
-        parity=options.parity,
+        options=options,
         inputs=inputs,
         tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
         bytes_written=estimated_bytes(evidence, precision, scheme, parts.tensors if parts else ()),
         notes=tuple(notes),
-        fuse=options.fuse,
-        layout=options.layout,
-        quantise=options.quantise or "",
-        inputs_embeds=parts is not None,
         left_out=parts.modules if parts else (),
     )
-    return PlannedExport(plan, evidence, settings)
+    return PlannedExport(plan, evidence, layout)
 
 
 def _check_large(names: Collection[str], checkpoint: Checkpoint) -> None:

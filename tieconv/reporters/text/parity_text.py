@@ -198,7 +198,8 @@ def render_export(outcome: ExportOutcome, paint: Paint = plain, width: int | Non
     plan = outcome.plan
     lines = wrapped(f"{paint('export', 'heading')} {shown(plan.source)}: {shown(plan.summary)}", "", width)
     estimate = f"{size(plan.bytes_read)} read, about {size(plan.bytes_written)} written"
-    proof = f"measured before OUT is written (--provider {plan.provider})" if plan.parity else "not measured"
+    measured = f"measured before OUT is written (--provider {plan.options.provider})"
+    proof = measured if plan.options.parity else "not measured"
     lines += columns([*_rows(plan), ("bytes", estimate), ("parity", proof)], width=width)
     return "\n".join([*lines, *notes(plan.notes, paint, width)])
 
@@ -228,11 +229,12 @@ def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
         yield "not exported", shown(", ".join(plan.left_out), 300)
     for names in plan.tied:
         yield "tied", shown(" = ".join(names), 300)
-    yield "head", f"quantised: {plan.quantise}" if plan.quantise else f"as {plan.form}"
-    if plan.fuse:
-        yield "fused", f"for ONNX Runtime's {plan.fuse} provider"
-    if plan.layout != "plain":
-        yield "layout", f"for {plan.layout}"
+    options = plan.options
+    yield "head", f"quantised: {options.quantise}" if options.quantise else f"as {options.head_form}"
+    if options.fuse:
+        yield "fused", f"for ONNX Runtime's {options.fuse} provider"
+    if options.layout != "plain":
+        yield "layout", f"for {options.layout}"
     files = sorted(plan.copied)
     text = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
     yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {text}" if files else "")
