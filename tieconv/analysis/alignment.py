@@ -342,7 +342,9 @@ def align_models(
 
     Raises `RefusedError` if ``tied`` has two different tables, if a reference is tied, or if no tokens match.
     """
-    _require_tied(tied)
+    if tied.head is not None and not equal_tables(tied.embed, tied.head):
+        problem = f"{shown(_source(tied))} has two tables that differ, but alignment needs a tied table"
+        raise RefusedError(problem, Hint("see how they relate: ", call("analyze", _source(tied))))
     if second is not None:
         for mine, theirs in ((untied.embed, second.embed), (untied.output, second.output)):
             if mine.width == theirs.width and mine.rows == theirs.rows and equal_tables(mine, theirs):
@@ -376,13 +378,6 @@ def untied_tables(subject: Subject) -> Untied:
     return Untied(
         table_of(subject, subject.embed, "input embedding"), table_of(subject, subject.head, "output embedding")
     )
-
-
-def _require_tied(subject: Subject) -> None:
-    if subject.head is None or equal_tables(subject.embed, subject.head):
-        return
-    problem = f"{shown(_source(subject))} has two tables that differ, but alignment needs a tied table"
-    raise RefusedError(problem, Hint("see how they relate: ", call("analyze", _source(subject))))
 
 
 def _source(subject: Subject) -> str:

@@ -126,18 +126,15 @@ def _verdict(
         )
     on_text = _on_text(source, measured)
     if subject.flip.third:
-        return (on_text, ON_TEXT) if on_text else (_third(subject), "")
+        names = f"{shown(subject.flip.third)} differs from {shown(subject.embed.record.name)}"
+        why = f"{_OPEN} {names}, and a re-tie would replace it too. {_MEASURE}"
+        return (on_text, ON_TEXT) if on_text else (why, "")
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
         return _folded(subject, related, fold), EVERY_BYTE if fold and fold.exact else WITHIN_ROUNDING
     certain = _certainly(costs)
     if certain:
         return certain, "proved for every input"
     return (on_text, ON_TEXT) if on_text else (_not_yet(related, costs, subject.withheld), "")
-
-
-def _third(subject: Subject) -> str:
-    names = f"{shown(subject.flip.third)} differs from {shown(subject.embed.record.name)}"
-    return f"{_OPEN} {names}, and a re-tie would replace it too. {_MEASURE}"
 
 
 def _on_text(source: str, measured: tuple[Measure, ...]) -> str:

@@ -298,8 +298,10 @@ def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast =
     final, withheld = _final(evidence, reader, (head or embed).width)
     fed, unfed = _fed(evidence, files, embed.rows)
     tokens, unlisted = read_tokens(files, checkpoint.companions, checkpoint.config_values)
-    flip = PLAIN
-    if forecast is not NOT_ASKED and (head or _may_retie(evidence, forecast)):
+    flip, output = PLAIN, evidence.head.output_head
+    # One tensor may be stored under two names, while the config declares them untied.
+    may_retie = head or (output is not None and output.stored and forecast.sets_flag)
+    if forecast is not NOT_ASKED and may_retie:
         flip = flip_of(evidence, reader, embed, head or embed, forecast)
     bias = _bias(evidence, reader)
     return Subject(evidence, embed, head, final, bias, tokens, flip, forecast, withheld, fed, unfed, unlisted)
@@ -356,12 +358,6 @@ def _shared(evidence: Inspection) -> str | None:
     names = {member.name for member in tie.members} if tie and tie.declared else set()
     stored = tie.stored_members if tie and evidence.family.input_embedding in names else ()
     return stored[0].name if stored else None
-
-
-def _may_retie(evidence: Inspection, forecast: RetieForecast) -> bool:
-    """Return whether one tensor is stored under two names and the config declares them untied."""
-    output = evidence.head.output_head
-    return output is not None and output.stored and forecast.sets_flag
 
 
 def _head(evidence: Inspection, files: ByteReader, embed: Table) -> Table | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tieconv.api import guard_report, is_collection, is_list, is_pattern, write_text
-from tieconv.api.check import expand, find_policy, read_lists, run_gate, write_baseline
+from tieconv.api.check import expand, find_policy, ray_cluster, read_lists, run_gate, write_baseline
 from tieconv.checkpoint.value_type import record
 from tieconv.cli import options as shared
 from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
@@ -137,8 +137,6 @@ def engine_of(name: str, address: str | None, jobs: int) -> Iterator[tuple[Execu
             raise click.UsageError("--address needs --engine ray")
         yield None, jobs
         return
-    from tieconv.api.check import ray_cluster
-
     with ray_cluster(address) as executor:
         yield executor, jobs if jobs > 1 else executor.workers
 

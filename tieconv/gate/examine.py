@@ -149,7 +149,6 @@ def check_models(
     places: dict[str, str] = {}
     for path in paths:
         places.setdefault(place_of(path), path)
-    places = places
     models: dict[str, CheckedModel] = {}
     for location, model in zip(places, _examined(inspect, list(places.values()), jobs, record, executor), strict=True):
         models[location] = policy.judge(model, location)

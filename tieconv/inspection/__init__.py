@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tieconv.architectures.stored_names import through_wrappers, variants
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import ConfigView, Depth, Inspection, NotCompared, Shadow, State
+from tieconv.checkpoint.inspection import Depth, Inspection, NotCompared, Shadow, State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
@@ -48,6 +48,7 @@ def inspect_checkpoint(
     stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
     wasted += storage.unused if storage else 0
+    wrapped = None if ties else through_wrappers(family, tensors)
     inspection = Inspection(
         checkpoint=checkpoint,
         family=family,
@@ -61,7 +62,7 @@ def inspect_checkpoint(
         bytes_read=getattr(reader, "bytes_read", 0),
         shadows=_shadows(checkpoint, reader, depth, played),
         storage=storage,
-        wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
+        wrapped_ties=survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else (),
         not_compared=_not_compared(tensors, view, played, reader, depth),
         quantisation=declared_quantisation(checkpoint.quantisation_values, family),
     )
@@ -86,14 +87,6 @@ def _has_codes(family: Family, tensors: Mapping[str, TensorRecord]) -> bool:
             if quantised_twin(spelling, tensors) or (record is not None and record.dtype not in FLOATS):
                 return True
     return False
-
-
-def _wrapped_ties(
-    family: Family, config: ConfigView, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
-) -> tuple[Tie, ...]:
-    """Return the groups under names that a training wrapper's prefix hides from every loader."""
-    wrapped = through_wrappers(family, tensors)
-    return survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else ()
 
 
 def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: set[str]) -> tuple[Shadow, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tieconv.architectures import effective, find, gate, unexplained
 from tieconv.architectures.effective_flag import FLAG, cannot_build, foreign_flag, levels, nested, own_flag, reading_v4
 from tieconv.architectures.lookup import WHY, is_draft, with_names
-from tieconv.architectures.stored_names import locate, without_wrappers
+from tieconv.architectures.stored_names import in_training, locate, mlx_named, without_wrappers
 from tieconv.checkpoint.family import Family, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import ConfigView, Declared, Inspection, State, lists_float_head
 from tieconv.checkpoint.model_files import Checkpoint
@@ -135,12 +135,8 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
     if embed or head:
         family = with_names(family, embed, head)
     elif checkpoint.table:
-        from tieconv.architectures.stored_names import in_training  # few models are training checkpoints
-
         family = in_training(family, shapes, checkpoint.table.starts)
     elif checkpoint.mlx and family.knowledge is Knowledge.TABLE:
-        from tieconv.architectures.stored_names import mlx_named
-
         family = mlx_named(family, shapes)
     return family, view_config(checkpoint.config_values, family)
 

@@ -13,7 +13,7 @@ from tieconv.checkpoint.family import Family, Knowledge, TieGroup, Tying
 from tieconv.checkpoint.inspection import Depth, Shadow, State
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, FileState, Listing
 from tieconv.checkpoint.relation import Absent, Canonical
-from tieconv.checkpoint.relation.proved import Relation
+from tieconv.checkpoint.relation.proved import Relation, Unread
 from tieconv.checkpoint.tie_group import BiasState, Head, Member, OutputBias, OutputHead, TensorView, Tie
 from tieconv.checkpoint.weight_file import ChunkTable, TensorRecord
 from tieconv.errors import RefusedError
@@ -85,8 +85,6 @@ def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader,
     if known is not None:
         return known
     if depth is Depth.HEADER:
-        from tieconv.checkpoint.relation.proved import Unread  # an absent name has nothing to compare
-
         return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
         from tieconv.inspection.equality import relate_sampled

@@ -81,7 +81,8 @@ def _of_parameters(inspection: Inspection, loaded: Loaded) -> Verdict:
     pair = evidence.head_pair(inspection)
     if pair is None:
         return Verdict(Outcome.UNKNOWN, "the architecture table does not name both the embedding and the head")
-    tables = {pair.head, pair.embedding, *_word_members(inspection)}
+    words = (group for group in evidence.groups(inspection) if group.role is Role.WORD_EMBEDDING)
+    tables = {pair.head, pair.embedding, *(member.name for group in words for member in group.members)}
     names = [name for name in loaded.parameters if name in tables]
     unset = [name for name in names if name in loaded.unset] or _unset_biases(inspection, loaded)
     if unset:
@@ -113,15 +114,11 @@ def _of_tables(
     lost = list(_lost(inspection, loaded, names))
     if lost:
         return Outcome.DISCARDED, _replaced(loaded, lost), lost
-    outcome, detail = _of_pair(loaded, pair)
+    outcome, detail = Outcome.UNTIED, f"{in_words((pair.head, pair.embedding))} are two parameters"
+    if loaded.tied(pair.head, pair.embedding):
+        values = f"with the values of {shown(loaded.holder(pair.head))}"
+        outcome, detail = Outcome.TIED, f"{in_words((pair.head, pair.embedding))} are one parameter, {values}"
     return outcome, f"{detail}; {loaded.remark}" if loaded.remark else detail, (pair.head, pair.embedding)
-
-
-def _of_pair(loaded: Loaded, pair: evidence.Pair) -> tuple[Outcome, str]:
-    both = in_words((pair.head, pair.embedding))
-    if not loaded.tied(pair.head, pair.embedding):
-        return Outcome.UNTIED, f"{both} are two parameters"
-    return Outcome.TIED, f"{both} are one parameter, with the values of {shown(loaded.holder(pair.head))}"
 
 
 def _replaced(loaded: Loaded, lost: Sequence[str]) -> str:
@@ -148,12 +145,6 @@ def _differs(base: Member, member: Member) -> bool:
     if isinstance(member.relation, Cast):
         return member.relation.exact == member.name
     return True
-
-
-def _word_members(inspection: Inspection) -> Iterator[str]:
-    for group in evidence.groups(inspection):
-        if group.role is Role.WORD_EMBEDDING:
-            yield from (member.name for member in group.members)
 
 
 def _unset_biases(inspection: Inspection, loaded: Loaded) -> list[str]:

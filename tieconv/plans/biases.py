@@ -99,7 +99,7 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
         edits.additions.pop(name, None)
         edits.operations[:] = [operation for operation in edits.operations if getattr(operation, "name", "") != name]
         if name in edits.checkpoint.tensors:
-            edits.drop_zero(name, "all zero")
+            edits.drop_zero(name)
     if not inspection.family.output_biases:
         return ()
     if not inspection.family.architecture:

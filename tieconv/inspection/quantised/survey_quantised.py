@@ -154,7 +154,9 @@ def relate_tables(
     if isinstance(embedding, QuantisedMatrix) and isinstance(head, QuantisedMatrix):
         differing = _parts_differing(embedding, head, tensors, reader)
         if not differing:
-            return PairRelation(PairState.EQUAL, bytes_wasted=_wasted(embedding, head, tensors))
+            ranges = {tensors[part.name].range for part in embedding.parts}
+            wasted = sum(part.nbytes for part in head.parts if tensors[part.name].range not in ranges)
+            return PairRelation(PairState.EQUAL, bytes_wasted=wasted)
         compared = _compared(embedding, head, tensors, reader)
         return PairRelation(compared.state, compared.reason, differing, compared.figures)
     return _compared(embedding, head, tensors, reader)
@@ -188,11 +190,6 @@ def _part_equal(
         if not equal(dense_reader, first.range, second.range):
             return False
     return True
-
-
-def _wasted(embedding: QuantisedMatrix, head: QuantisedMatrix, tensors: Mapping[str, TensorRecord]) -> int:
-    ranges = {tensors[part.name].range for part in embedding.parts}
-    return sum(part.nbytes for part in head.parts if tensors[part.name].range not in ranges)
 
 
 def _compared(embedding: Table, head: Table, tensors: Mapping[str, TensorRecord], reader: ByteReader) -> PairRelation:
@@ -385,10 +382,10 @@ def quantised_effect(inspection: Inspection, tables: QuantisedTables) -> str:
         return f"Unknown: tieconv does not know how the {_NAMES[unread.role]} is quantised."
     if not inspection.config.effective:
         return ""
-    head = tables.of(HEAD)
+    head, output = tables.of(HEAD), inspection.head.output_head
     if head is not None and (tables.relation is not None and tables.relation.state is PairState.EQUAL):
         return "Tied by the config, and every part of the quantised head equals the embedding's."
-    if head is not None or _head_is_stored(inspection):
+    if head is not None or (output is not None and output.stored):
         quantised = _NAMES[HEAD if head is not None else EMBEDDING]
         return f"Unknown: the config says tied, but the {quantised} is quantised separately. The loader decides."
     if inspection.checkpoint.format == "gguf":
@@ -396,11 +393,6 @@ def quantised_effect(inspection: Inspection, tables: QuantisedTables) -> str:
         scheme = embedding.scheme.removeprefix("ggml ") if embedding else ""
         return f"{inspection.config.why} The head computes with its type, {scheme}."
     return f"{inspection.config.why} The embedding is quantised, and some loaders do not tie quantised matrices."
-
-
-def _head_is_stored(inspection: Inspection) -> bool:
-    head = inspection.head.output_head
-    return head is not None and head.stored
 
 
 _MOST_MODULES = 65_536

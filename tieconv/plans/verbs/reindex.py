@@ -66,6 +66,7 @@ def plan_reindex(
     summary, shards = _summary(checkpoint, old, homes, totals, changed), named_format.summary(weights)
     if shards:
         summary = f"{summary}; {shards}" if changed else shards
+    stored = (record for file in checkpoint.files for record in file.tensors)
     plan = Plan(
         command="reindex",
         checkpoint=checkpoint,
@@ -76,7 +77,8 @@ def plan_reindex(
         links=tuple(LinkFile(file, size) for file, size in unwritten),
         removed=left_out,
         promises=Promises(None, ()),
-        proofs=tuple(_proofs(checkpoint, homes)),
+        # A repeated tensor that the index omits equals the one in the index.
+        proofs=tuple(Equal(record, homes[record.name]) for record in stored if record is not homes[record.name]),
         summary=summary,
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
         notes=(*_index_notes(checkpoint, carried), *_entry_notes(strays, prune, old, homes)),
@@ -102,14 +104,6 @@ def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: IsEqual) -> di
             if old.get(record.name) == record.range.file:
                 homes[record.name] = record
     return homes
-
-
-def _proofs(checkpoint: Checkpoint, homes: Mapping[str, TensorRecord]) -> Iterator[Equal]:
-    """Yield a proof for each repeated tensor that the index omits: it equals the record in the index."""
-    for file in checkpoint.files:
-        for record in file.tensors:
-            if record is not homes[record.name]:
-                yield Equal(record, homes[record.name])
 
 
 def _check_same(first: TensorRecord, second: TensorRecord, equal: IsEqual) -> None:

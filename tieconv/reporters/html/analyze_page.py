@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, log10
 
-from tieconv.checkpoint.results.analysis import Analysis, Evolution, Headline, Measure, RevisionFigures, Section
+from tieconv.checkpoint.results.analysis import Analysis, Evolution, Headline, Measure, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.reporters.html import STYLE, page, svg
 from tieconv.text import count
@@ -259,15 +259,12 @@ def _evolution_body(evolution: Evolution) -> Iterator[str]:
     yield "</div></section>"
     yield f"<section><h2>Figures of each revision</h2><p>{_EVOLUTION_LEGEND}</p>"
     for number, revision in enumerate(evolution.revisions):
-        yield from _revision(revision, number == len(evolution.revisions) - 1)
+        of, tables = revision.source, ", ".join(f"{role}: {name}" for role, name in revision.tables.items())
+        yield f"<p>{svg.escape(of)} ({svg.escape(tables)}), content {svg.escape(revision.identity[:12])}</p>"
+        is_open = number == len(evolution.revisions) - 1
+        yield from _table(revision.measures, is_open, f"{svg.escape(revision.name)}, ", "±", revision.errors)
     yield f"</section><footer><p>tieconv {svg.escape(VERSION)}."
     yield "Every number of this page is in <code>--json</code>.</p></footer>"
-
-
-def _revision(revision: RevisionFigures, is_open: bool) -> Iterator[str]:
-    tables = ", ".join(f"{role}: {name}" for role, name in revision.tables.items())
-    yield f"<p>{svg.escape(revision.source)} ({svg.escape(tables)}), content {svg.escape(revision.identity[:12])}</p>"
-    yield from _table(revision.measures, is_open, f"{svg.escape(revision.name)}, ", "±", revision.errors)
 
 
 _ROLES = {"E": ("c0", "input embedding E"), "U": ("c1", "head U"), "T": ("c2", "tied table T")}

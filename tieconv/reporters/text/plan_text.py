@@ -47,8 +47,9 @@ def _rows(outcome: write_plan.Outcome, verb: str) -> Iterator[tuple[str, ...]]:
     plan = outcome.plan
     # The renamings if all add or remove one prefix and there are more than two, else an empty list.
     renamed = [entry for entry in plan.operations if isinstance(entry, write_plan.RenameTensor)]
-    added = {to.removesuffix(name) if to.endswith(name) else None for name, to in _pairs(renamed)}
-    removed = {name.removesuffix(to) if name.endswith(to) else None for name, to in _pairs(renamed)}
+    names = [(entry.name, entry.to) for entry in renamed]
+    added = {to.removesuffix(name) if to.endswith(name) else None for name, to in names}
+    removed = {name.removesuffix(to) if name.endswith(to) else None for name, to in names}
     is_common = any(len(prefixes) == 1 and None not in prefixes for prefixes in (added, removed))
     unchanged, left, moved = 0, 0, renamed if len(renamed) > 2 and is_common else []
     if moved:
@@ -84,10 +85,6 @@ def _prefix_change(renamed: write_plan.RenameTensor) -> str:
     if renamed.to.endswith(renamed.name):
         return f"each name gets the prefix {shown(renamed.to.removesuffix(renamed.name))}"
     return f"each name loses the prefix {shown(renamed.name.removesuffix(renamed.to))}"
-
-
-def _pairs(renamed: list[write_plan.RenameTensor]) -> Iterator[tuple[str, str]]:
-    return ((operation.name, operation.to) for operation in renamed)
 
 
 def _row(plan: write_plan.Plan, operation: write_plan.Operation) -> tuple[str, ...]:
