@@ -85,7 +85,6 @@ def test_hostile_graphs(kind: str, words: tuple[str, ...], sentence: str, tmp_pa
     process = parity(hostile(tmp_path, kind), *words)
     errors = ended(process)
     assert process.returncode == 2 and sentence in errors, errors
-    assert ("endless (Loop)" if kind == "loop" else "huge_constant (ConstantOfShape)") in errors
 
 
 def test_the_limits_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -338,6 +338,8 @@ class ListedContent:
 def listed_content(source: str) -> ListedContent:
     """List a model. Raises `TieconvError` or ``OSError`` if it cannot be listed."""
     if is_object(source):
+        from tieconv.sources.objects.source import open_model
+
         with open_model(source) as (listing, _, fingerprint):
             return ListedContent(fingerprint, sum(listing.entries.values()))
     if is_hub(source):

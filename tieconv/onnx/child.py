@@ -13,7 +13,6 @@ import pickle
 import select
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import threading
@@ -21,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -29,11 +27,8 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.model_files import REFUSED_BY_READER, Checkpoint
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.index_rules import reader_refuses
-from tieconv.errors import NotRunError, RefusedError, TieconvError
-from tieconv.formats.onnx.messages import Graph, Node, Wire, read_model
-from tieconv.formats.onnx.scopes import label
+from tieconv.errors import NotRunError, RefusedError
 from tieconv.onnx.graph_model import has_onnxruntime, referring
-from tieconv.sources.local import open_files
 from tieconv.sources.temporary import PARENT_WATCH
 from tieconv.text import Hint, option, shown
 from tieconv.text import size as bytes_text
@@ -199,15 +194,14 @@ def _watch(child: int, status: int, result: int, limits: Limits, graph: str, pro
         memory = (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 2 else 0
         if memory > limits.memory:
             raise NotRunError(
-                f"{shown(graph)}: {call or 'the measurement'} takes more than {bytes_text(limits.memory)} of memory"
-                f"{_suspect(graph, _LARGE)}",
+                f"{shown(graph)}: {call or 'the measurement'} takes more than {bytes_text(limits.memory)} of memory",
                 Hint("allow more with ", option("max_memory"), ", if you trust the graph"),
                 "session.limit-memory",
             )
         waited = time.monotonic() - started
         spent = max((_cpu(child) - computed) / processors, waited / _WAITS)
         if call and waited > limits.seconds and spent > limits.seconds:
-            problem = f"{shown(graph)}: {call} does not end within {limits.seconds:,.0f} s{_suspect(graph, _LOOPS)}"
+            problem = f"{shown(graph)}: {call} does not end within {limits.seconds:,.0f} s"
             hint = Hint("allow more with ", option("timeout"), ", if you trust the graph")
             raise NotRunError(problem, hint, "session.limit-time")
 
@@ -222,42 +216,6 @@ def _whole(answer: bytes, child: int, call: str, graph: str) -> bytes:
     )
     problem = f"{shown(graph)}: the process of the session ended {ending} during {call or 'the measurement'}"
     raise NotRunError(problem, "run it again; if memory is short, use a larger machine", "session.ended")
-
-
-_LOOPS = ("Loop", "Scan")
-_LARGE = (*_LOOPS, "ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize", "OneHot")
-"""Operators whose output can be of any size, whatever the size of the inputs."""
-_NAMED = 3
-_INT64, _SHAPE = 7, 512
-"""The element type of shapes, and the most bytes of one. The node with the largest constant shape is named first."""
-
-
-def _suspect(path: str, operators: tuple[str, ...]) -> str:
-    """Return a clause that names nodes with these operators; empty without one."""
-    root, file = (path, "") if os.path.isdir(path) else os.path.split(path)
-    suspects: list[tuple[int, int, str]] = []
-    for name in [file] if file else sorted(os.listdir(root)):
-        if not name.endswith(".onnx"):
-            continue
-        with suppress(TieconvError), open_files(os.path.abspath(root or ".")) as files:
-            model = read_model(Wire(partial(files.pread, name), files.state(name).size, name, "ONNX graph"))
-            sides = {tensor.name: tensor.raw for tensor in model.graph.initializers if tensor.kind == _INT64}
-            for node, index in _nodes(model.graph):
-                if node.standard in operators:
-                    spans = [span for each in node.inputs if (span := sides.get(each)) and span[1] - span[0] <= _SHAPE]
-                    raw = b"".join(files.pread(name, end - start, start) for start, end in spans)
-                    elements = prod(abs(side) for (side,) in struct.iter_unpack("<q", raw[: len(raw) // 8 * 8]))
-                    text = f"{shown(node.name, 100) or label(node, index)} ({node.standard})"
-                    suspects.append((-elements, operators.index(node.standard), text))
-    listed = ", ".join(text for *_, text in sorted(suspects)[:_NAMED])
-    return f"; look at {listed}" if listed else ""
-
-
-def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
-    for index, node in enumerate(graph.nodes):
-        yield node, index
-        for inner in node.graphs.values():
-            yield from _nodes(inner)
 
 
 def _cpu(process: int) -> float:
