@@ -90,9 +90,7 @@ def test_a_number_beyond_all_others_is_drawn_somewhere() -> None:
 @pytest.mark.parametrize("bait", BAITS)
 def test_each_bait_in_each_place(bait: str) -> None:
     """A hostile name stands on the page as text, in each place where names stand."""
-    section = Section(
-        bait, bait, (Measure(bait, 1.0, 0.5, 2.0, 3, bait, bait),), {bait: (1.0, 2.0), f"loss {bait}": (1.0, 2.0)}
-    )
+    section = Section(bait, bait, (Measure(bait, 1.0, 0.5, 2.0, 3, bait, bait),), {f"loss {bait}": (1.0, 2.0)})
     section_with_map = Section(
         "map", "", (), {"plane_x": (1.0, 2.0), "plane_y": (1.0, 2.0), f"plane_colour {bait}": (1.0, 2.0)}
     )
@@ -117,7 +115,7 @@ def test_every_plot_is_there() -> None:
         "Agreement, compared with chance and with two untied seeds",
         "Norm profile",
         "Map of tokens", "Where the two tables differ", "Bias against word frequency",
-        "Implicit bias U·mean(h) against word frequency", "Bias by row", "Untrained tokens", "Training", "other",
+        "Implicit bias U·mean(h) against word frequency", "Bias by row", "Untrained tokens", "Training",
     ]  # fmt: skip
     assert all(plot.says.endswith(".") and plot.drawing.startswith("<svg") for plot in drawn)
 

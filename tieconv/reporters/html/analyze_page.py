@@ -77,19 +77,18 @@ def _cell(title: str, value: float | None, unit: str = "") -> str:
 
 _BINS = 100
 _ROWS = ((0.0, "first row"), (1.0, "last row"))
-_NAMES = {"tied": "tied table", "embed": "input embedding", "head": "output head", "": "input embedding"}
-_STYLES = {"input embedding": "c0", "output head": "c1", "tied table": "c2"}
+_NORMS = {
+    "tied_norm": ("c2", "tied table"),
+    "embed_norm": ("c0", "input embedding"),
+    "head_norm": ("c1", "output head"),
+}
 
 
 def plots(section: Section) -> list[svg.Plot]:
-    """Return the plots of a section. A series with an unknown name becomes a line."""
-    left = {name: _finite(points) for name, points in section.series.items()}
-    drawings = list(bars_plot(section))
-    for recognise in (svg.plane, svg.frequency, _bias, _difference, _norms, _scores, _losses):
-        drawn, used = recognise(left)
-        drawings += drawn
-        left = {name: points for name, points in left.items() if name not in used}
-    return drawings + [_unknown(name, points) for name, points in left.items() if len(points) > 1]
+    """Return the plots of a section."""
+    series = {name: _finite(points) for name, points in section.series.items()}
+    draws = svg.plane, svg.frequency, _bias, _difference, _norms, _scores, _losses
+    return [*bars_plot(section), *(plot for draw in draws for plot in draw(series))]
 
 
 def bars_plot(section: Section) -> Iterator[svg.Plot]:
@@ -106,9 +105,9 @@ def bars_plot(section: Section) -> Iterator[svg.Plot]:
         )
 
 
-def _bias(series: svg.Series) -> svg.Recognised:
+def _bias(series: svg.Series) -> Iterator[svg.Plot]:
     if not series.get("bias"):
-        return [], set()
+        return
     bias = series["bias"]
     frame = svg.Frame("bias by row", (0, 1), svg.span(bias), "rows in their order", "bias", _ROWS)
     frame.dots(_by_row(bias), "c0")
@@ -116,13 +115,13 @@ def _bias(series: svg.Series) -> svg.Recognised:
         "The bias of each row. Removing a constant bias costs nothing. A varying bias changes the logits of every "
         "position, so remove it only if the bound above is small."
     )
-    return [svg.Plot("Bias by row", frame.svg(), says)], {"bias"}
+    yield svg.Plot("Bias by row", frame.svg(), says)
 
 
-def _difference(series: svg.Series) -> svg.Recognised:
+def _difference(series: svg.Series) -> Iterator[svg.Plot]:
     values = series.get("row_difference", ())
     if not values:
-        return [], set()
+        return
     equal = sum(1 for value in values if value == 0)
     if equal == len(values):
         says = "Every row shown is equal in both tables. The copy is redundant, and tieconv retie drops it."
@@ -133,7 +132,7 @@ def _difference(series: svg.Series) -> svg.Recognised:
             "training; the first sentence of this section says which."
         )
     drawing, ramp = _cells(values)
-    return [svg.Plot("Where the two tables differ", drawing, says, ramp=ramp)], {"row_difference"}
+    yield svg.Plot("Where the two tables differ", drawing, says, ramp=ramp)
 
 
 def _cells(values: Sequence[float]) -> tuple[str, tuple[str, str] | None]:
@@ -152,15 +151,15 @@ def _cells(values: Sequence[float]) -> tuple[str, tuple[str, str] | None]:
     return drawing, (f"‖difference‖, log scale: {svg.figure(10**low)}", svg.figure(10**high)) if positive else None
 
 
-def _norms(series: svg.Series) -> svg.Recognised:
-    names = [name for name in series if name.endswith("_norm") and len(series[name]) > 1]
+def _norms(series: svg.Series) -> Iterator[svg.Plot]:
+    names = [name for name in _NORMS if len(series.get(name, ())) > 1]
     if not names:
-        return [], set()
+        return
     everything = [value for name in names for value in series[name]]
     frame = svg.Frame(
         "row norms", (0, 1), svg.span([0.0, svg.quantile(everything, 0.998)]), "rows in their order", "‖row‖", _ROWS
     )
-    legend = tuple(_styled(names, "_norm"))
+    legend = tuple(_NORMS[name] for name in names)
     for name, (style, _) in zip(names, legend, strict=True):
         # The 10 %, 50 % and 90 % quantiles of the values in each of `_BINS` stretches, at most ``most``.
         values = series[name]
@@ -178,13 +177,13 @@ def _norms(series: svg.Series) -> svg.Recognised:
         "The length of rows. The line is the median, and the band holds four of five rows. Tables of one role rise and "
         "fall together. A flat line at the end is padding. The section Rows lists special rows."
     )
-    return [svg.Plot("Norm profile", frame.svg(), says, legend)], set(names)
+    yield svg.Plot("Norm profile", frame.svg(), says, legend)
 
 
-def _losses(series: svg.Series) -> svg.Recognised:
+def _losses(series: svg.Series) -> Iterator[svg.Plot]:
     names = [name for name in series if name.startswith("loss ") and len(series[name]) > 1]
     if not names:
-        return [], set()
+        return
     heights = svg.span(value for name in names for value in series[name])
     ends = (0.0, "first step"), (1.0, "last step")
     frame = svg.Frame("training loss", (0, 1), heights, "steps", "nats per word", ends)
@@ -192,13 +191,13 @@ def _losses(series: svg.Series) -> svg.Recognised:
     for name, (style, _) in zip(names, legend, strict=True):
         frame.line(_by_row(series[name]), style)
     says = "The training loss of each step. If a line still falls at the end, train longer before you use the results."
-    return [svg.Plot("Training", frame.svg(), says, legend)], set(names)
+    yield svg.Plot("Training", frame.svg(), says, legend)
 
 
-def _scores(series: svg.Series) -> svg.Recognised:
+def _scores(series: svg.Series) -> Iterator[svg.Plot]:
     values = series.get("under_trained_score", ())
     if len(values) < 2:
-        return [], set()
+        return
     across, ends = "tokens, from suspect to well trained", ((0.0, "lowest"), (1.0, "highest"))
     frame = svg.Frame("scores of tokens", (0, 1), svg.span(values), across, "score", ends)
     frame.line(_by_row(values), "c0")
@@ -206,24 +205,7 @@ def _scores(series: svg.Series) -> svg.Recognised:
         "How far each token is from the rows that were never trained. A flat part at the start is a group of untrained "
         "tokens. Filter them from prompts, or train them, before a release."
     )
-    return [svg.Plot("Untrained tokens", frame.svg(), says)], {"under_trained_score"}
-
-
-def _unknown(name: str, points: Sequence[float]) -> svg.Plot:
-    heading = name.replace("_", " ")
-    frame = svg.Frame(
-        heading, (0, 1), svg.span(points), "in the order of the report", "", ((0.0, "first"), (1.0, "last"))
-    )
-    frame.line(_by_row(points), "c0")
-    return svg.Plot(heading, frame.svg(), "The numbers in order. A step between them separates groups.")
-
-
-def _styled(names: Sequence[str], suffix: str) -> Iterator[tuple[str, str]]:
-    """Yield the colour and the name of each series. A role has the same colour in every plot."""
-    for index, name in enumerate(names):
-        stem = name.removesuffix(suffix).rstrip("_")
-        shown_as = _NAMES.get(stem, stem)
-        yield _STYLES.get(shown_as, f"c{(index + 3) % 5}"), shown_as
+    yield svg.Plot("Untrained tokens", frame.svg(), says)
 
 
 def _finite(points: Sequence[float]) -> list[float]:

@@ -162,7 +162,6 @@ def _at(point: Point) -> str:
 Series = Mapping[str, Sequence[float]]
 
 _FEW = 800  # dots that may be large without hiding each other
-_MOST = 8  # colourings that the style sheet can switch between
 _AGAINST = "_at_log_p"
 _FOLLOWS = 0.1  # R² below which the text does not name word frequency
 _FREQUENCY = {
@@ -205,25 +204,20 @@ class Plot:
     shades: tuple[Shade, ...] = ()
 
 
-Recognised = tuple[list[Plot], set[str]]
-
-
-def plane(series: Series) -> Recognised:
-    """Return the map of tokens, once for each colour, and the names of the series that it uses."""
-    names = {"plane_x", "plane_y"}
-    if not names <= set(series) or not series["plane_x"] or len(series["plane_x"]) != len(series["plane_y"]):
-        return [], set()
-    points = list(zip(series["plane_x"], series["plane_y"], strict=True))
-    colours = [name for name in series if name.startswith("plane_colour") and len(series[name]) == len(points)]
-    shades = tuple(_shade(name.partition(" ")[2] or "value", points, series[name]) for name in colours[:_MOST])
+def plane(series: Series) -> Iterator[Plot]:
+    """Yield the map of tokens, once for each colour."""
+    points = list(zip(series.get("plane_x", ()), series.get("plane_y", ()), strict=True))
+    colours = [name for name in series if name.startswith("plane_colour ")]
+    if not points:
+        return
+    shades = tuple(_shade(name.partition(" ")[2], points, series[name]) for name in colours)
     says = (
         "Each dot is a token. If the colour changes evenly along a direction, the table stores its value in that "
         "direction. A separate cluster may be padding or untrained tokens. The section Rows lists them."
     )
-    drawing = shades[0].drawing if shades else _shade("", points, [0.0] * len(points)).drawing
-    ramp = (f"{shades[0].name}: {shades[0].ramp[0]}", shades[0].ramp[1]) if shades else None
-    plot = Plot("Map of tokens", drawing, says, ramp=ramp, shades=shades if len(shades) > 1 else ())
-    return [plot], names | set(colours)
+    first = shades[0]
+    ramp = f"{first.name}: {first.ramp[0]}", first.ramp[1]
+    yield Plot("Map of tokens", first.drawing, says, ramp=ramp, shades=shades if len(shades) > 1 else ())
 
 
 def _shade(name: str, points: Sequence[Point], values: Sequence[float]) -> Shade:
@@ -242,16 +236,11 @@ def _shade(name: str, points: Sequence[Point], values: Sequence[float]) -> Shade
     return Shade(name, frame.svg(), (figure(low), figure(high)))
 
 
-def frequency(series: Series) -> Recognised:
-    """Return a plot with a best line for each series that has values at ``log_p``."""
-    log_p, used = series.get("log_p", ()), set[str]()
-    plots = []
-    for name in series:
-        values = series[name]
-        if name.endswith(_AGAINST) and len(values) == len(log_p) > 1:
-            plots.append(_against(name.removesuffix(_AGAINST).replace("_", " "), log_p, values))
-            used |= {name, "log_p"}
-    return plots, used
+def frequency(series: Series) -> Iterator[Plot]:
+    """Yield a plot with a best line for each series that has values at ``log_p``."""
+    for name, values in series.items():
+        if name.endswith(_AGAINST) and len(values) > 1:
+            yield _against(name.removesuffix(_AGAINST).replace("_", " "), series["log_p"], values)
 
 
 def _against(name: str, log_p: Sequence[float], values: Sequence[float]) -> Plot:
