@@ -203,6 +203,24 @@ def test_a_shard_that_the_index_does_not_list(tmp_path: Path, agrees: bool) -> N
     assert note.startswith("transformers 4 and 5 load model.layers.0.mlp.down_proj.weight with random numbers now")
 
 
+@pytest.mark.parametrize(
+    ("tie", "listed", "hidden"),
+    [
+        (False, {EMBED: matrix()}, {HEAD: matrix(seed=1)}),  # else TIE003
+        (False, {HEAD: matrix(seed=1)}, {EMBED: matrix()}),  # else TIE011
+        (True, {"model.norm.weight": matrix(1)}, {EMBED: matrix()}),  # else TIE006
+    ],
+)
+def test_a_table_in_a_shard_outside_the_index(tmp_path: Path, tie: bool, listed: Tensors, hidden: Tensors) -> None:
+    """It is there, so no finding asks for it, or offers to replace it with the other table."""
+    part = "model-{:05d}-of-00002.safetensors".format
+    names = dict.fromkeys(listed, part(1))
+    folder = save_shards(tmp_path / "model", flagged(LLAMA, tie), {part(1): listed, part(2): hidden}, names)
+    assert {finding.rule for finding in api.inspect(folder).findings} <= {"IDX002", "IDX004"}
+    (folder / part(2)).unlink()
+    assert {finding.rule for finding in api.inspect(folder).findings} & {"TIE003", "TIE006", "TIE011"}
+
+
 def test_shards_that_are_torn_or_several(tmp_path: Path) -> None:
     """One finding for all. A file that tieconv cannot read is named, and no command is offered that would refuse."""
     part = "model-{:05d}-of-00004.safetensors".format
@@ -407,6 +425,16 @@ def test_what_check_says_about_an_unknown_class(tmp_path: Path) -> None:
         reported = findings(tmp_path / case, config, tensors)
         assert ", ".join(sorted(f"{finding.rule} {finding.level}" for finding in reported)) == expected, case
         assert not any(finding.remedy and finding.remedy.safe for finding in reported), case
+
+
+def test_a_release_that_lost_its_config(tmp_path: Path) -> None:
+    """transformers does not load it. A tokenizer shows that it is a release; weights alone are a note."""
+    folder = save(tmp_path, None, llama(head=matrix(seed=1)))
+    for name, level in (("LICENSE", "note"), ("tokenizer.json", "warning"), ("params.json", "note")):
+        (folder / name).write_text("{}")
+        (finding,) = api.inspect(folder).findings
+        assert (finding.rule, str(finding.level)) == ("TIE012", level), name
+        assert ("transformers does not load the directory" in finding.message) == (level == "warning"), name
 
 
 def test_an_embedder_needs_no_head(tmp_path: Path) -> None:

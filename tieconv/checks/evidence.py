@@ -10,7 +10,7 @@ from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Declared, Inspection, State
-from tieconv.checkpoint.model_files import Caution
+from tieconv.checkpoint.model_files import Caution, Checkpoint, unlisted_parts
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
@@ -180,8 +180,15 @@ def in_parts(inspection: Inspection, tie: Tie, member: Member) -> bool:
 
 
 def is_missing(inspection: Inspection, member: Member) -> bool:
-    """Return whether neither a tensor nor quantised codes are stored for a name."""
-    return not member.stored and not is_quantised(inspection, member.name)
+    """Return whether no file holds a tensor or quantised codes for a name."""
+    return not (
+        member.stored or is_quantised(inspection, member.name) or is_outside_index(inspection.checkpoint, member.name)
+    )
+
+
+def is_outside_index(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a shard that the index does not list holds the tensor. IDX002 reports the shard."""
+    return any(name in names for names in unlisted_parts(checkpoint).values())
 
 
 def certain(inspection: Inspection, level: Level) -> Level:

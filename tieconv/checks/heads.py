@@ -177,6 +177,8 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
     supplied = head.input_embedding or (head.output_head and head.output_head.stored) or evidence.head_tie(inspection)
     if supplied or any(evidence.is_quantised(inspection, name) for name in names):
         return
+    if any(evidence.is_outside_index(inspection.checkpoint, name) for name in names):
+        return
     renamed = mistakable(family, inspection.checkpoint.tensors)
     if renamed is not None:
         message = f"{evidence.listed(names)} are missing. tieconv does not know whether transformers 5 renames"
@@ -278,8 +280,9 @@ def missing_copies(inspection: Inspection) -> Iterator[Finding]:
         but the config says untied. transformers fills them with random values.
 
     ## How to fix
-    `tieconv untie` writes every missing name as a copy of the stored one. If all stored tensors are equal, `tieconv retie`
-    sets the flag to true instead (review first: may change the model's outputs).
+    If only the head is stored, the trained embedding is lost: get the file that has it. Else `tieconv untie` writes every
+    missing name as a copy of the stored one. If all stored tensors are equal, `tieconv retie` sets the flag to true instead
+    (review first: may change the model's outputs).
     """
     # Yield one finding for each untied group with missing names.
     for tie in evidence.declared_untied(inspection) if not unexplained(inspection) else ():
@@ -288,14 +291,19 @@ def missing_copies(inspection: Inspection) -> Iterator[Finding]:
         if absent and tie.role is not Role.OUTPUT_BIAS:
             from tieconv.loaders.load import TRANSFORMERS_4, load  # few models lack such names
 
-            stored = load(inspection, TRANSFORMERS_4).source(absent[0]) or evidence.reference(tie)
+            shared = load(inspection, TRANSFORMERS_4).source(absent[0])
+            stored, them = shared or evidence.reference(tie), evidence.verb(absent, "it", "them")
+            # A copy of a trained head would hide that the embedding is lost. transformers 4 shares FSMT's head.
+            is_lost = shared is None and head is not None and stored == head.name
+            lost = (
+                f" Get the file that has {them}. Only if {them} and {evidence.listed([stored])} were equal, run untie."
+            )
             yield missing_copies.finding(
                 f"{evidence.clause(absent, 'is', 'are')} missing beside {evidence.listed([stored])}, but "
-                f"{evidence.says(inspection, False)}. transformers fills "
-                f"{evidence.verb(absent, 'it', 'them')} with random values.",
+                f"{evidence.says(inspection, False)}. transformers fills {them} with random values.{lost if is_lost else ''}",
                 (*absent, stored),
                 level=evidence.certain(inspection, Level.ERROR),
-                remedy=remedies.untie(inspection, safe=False),
+                remedy=None if is_lost else remedies.untie(inspection, safe=False),
             )
 
 
@@ -470,6 +478,7 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     - The config says tied, and tieconv guessed an embedding and a head, or did not compare the two. Depth `header` reads no
       values, a remote file is sampled, and two types or codes need numpy.
     - The config says untied, and no tensor looks like a head.
+    - A tokenizer or a generation config is next to the weights, and no config.json.
     - Tensors may be parts of the head or embedding, in a form that tieconv does not know. The first line of `inspect` calls
       a quantised table unknown, and no rule reports it.
 
@@ -550,6 +559,10 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     missing = (
         " The config says untied, and no tensor looks like an output head. A loader may fill it with random values."
     )
+    beside = {*inspection.checkpoint.companions}
+    released = {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} & beside
+    if released and not config and not {"config.json", "params.json"} & beside:
+        lost, missing = True, " Without a config.json next to the weights, transformers does not load the directory."
     guess = evidence.clause(names, "is a guess", "are guesses")
     tensors = inspection.checkpoint.tensors
     ends = [(tensors[name].shape[:1], name.split(".")[-2:]) for name in names if name in tensors]

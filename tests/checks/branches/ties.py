@@ -175,6 +175,7 @@ CASES: dict[str, Case] = {
         flagged(BART, False),
         {"model.encoder.embed_tokens.weight": matrix(), HEAD: matrix(seed=1)},
     ),
+    "TIE011 a head alone": (UNTIED, {HEAD: matrix(seed=1), **NORM}),
     "TIE012 only an embedding": (REMOTE, llama()),
     "TIE012 declared untied, both stored": (flagged(REMOTE, False), OWN),
     "TIE012 declared untied, head missing": (flagged(REMOTE, False), llama()),
