@@ -71,6 +71,7 @@ def _is_usual(inspection: Inspection) -> bool:
         checkpoint.format == "safetensors"
         and bool(inspection.config.model_type)
         and _is_found(checkpoint)
+        and all(record.nbytes for record in checkpoint.tensors.values())
         and not (checkpoint.cautions or checkpoint.special or checkpoint.orphans or checkpoint.adapter)
         and "adapter_config.json" not in checkpoint.companions
         and not inspection.duplicates

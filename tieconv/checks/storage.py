@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.stored_names import missing_layers, surplus_layers, unwrapping, wrappers_of
+from tieconv.architectures.stored_names import (
+    is_outside_layers,
+    missing_layers,
+    surplus_layers,
+    unwrapping,
+    wrappers_of,
+)
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
@@ -65,10 +71,11 @@ def _phrase(duplicate: Duplicate) -> str:
 
 @rule("STO002", "placeholder", Level.ERROR)
 def placeholder(inspection: Inspection) -> Iterator[Finding]:
-    """A tied name holds an empty tensor.
+    """A tied name or a layer holds an empty tensor.
 
     ## What it does
-    Reports a tied tensor or a head bias without elements, for example of shape `[0]`.
+    Reports a tied tensor or a head bias without elements, for example of shape `[0]`. If the class is in the table and the
+    model is not quantised, it also reports the weights of layers.
 
     ## Why it matters
     A sharded trainer (ZeRO stage 3) writes such placeholders if it saves without gathering the weights. Loaders fail with a
@@ -84,17 +91,22 @@ def placeholder(inspection: Inspection) -> Iterator[Finding]:
     `tieconv retie` drops the placeholder if the tied tensor is whole under another name. Otherwise gather the weights and
     save again: `stage3_gather_16bit_weights_on_model_save` of DeepSpeed, or its `zero_to_fp32.py`.
     """
-    # Yield one finding for each group with empty tensors.
-    for tie in inspection.ties:
-        names = [member.name for member in tie.stored_members]
+    # Yield one finding for each group with empty tensors, and one for the layers.
+    quantised = inspection.quantised is not None or inspection.quantisation is not None
+    known = inspection.family.trusted and inspection.checkpoint.format in ("safetensors", "torch") and not quantised
+    weights = [name for name in inspection.checkpoint.tensors if name.endswith(".weight")] if known else []
+    others = [name for name in weights if not is_outside_layers(name)]
+    for tie in (*inspection.ties, None):
+        names = [member.name for member in tie.stored_members] if tie else others
+        others = [name for name in others if name not in names]
         empty = [name for name in names if evidence.is_empty(inspection, name)]
         if empty:
-            replaceable = tie.declared and len(empty) < len(names)
+            replaceable = tie is not None and tie.declared and len(empty) < len(names)
             yield placeholder.finding(
                 f"{evidence.clause(empty, 'has', 'have')} no elements. A sharded save left "
                 f"{evidence.verb(empty, 'this placeholder', 'these placeholders')}. Loaders refuse the model.",
                 empty,
-                remedy=remedies.merge(inspection, tie) if replaceable else None,
+                remedy=remedies.merge(inspection, tie) if tie and replaceable else None,
             )
 
 

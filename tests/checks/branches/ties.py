@@ -198,6 +198,7 @@ CASES: dict[str, Case] = {
     "NUM001 guessed": (flagged(REMOTE, True), {EMBED: with_nan(), HEAD: with_nan()}),
     "STO002 untied": (UNTIED, llama(head=np.zeros((0, 4), "<f4"))),
     "STO002 both, untied": (UNTIED, {EMBED: np.zeros((0, 4), "<f4"), HEAD: np.zeros((0, 4), "<f4")}),
+    "STO002 in a layer": (TIED, {**llama(), "model.layers.0.mlp.down_proj.weight": np.zeros(0, "<f4")}),
     "STO002 both": (TIED, {EMBED: np.zeros((0, 4), "<f4"), HEAD: np.zeros((0, 4), "<f4")}),
     "BIA001 zero, untied": (UNTIED, {**OWN, "lm_head.bias": np.zeros(8, "<f4")}),
     "BIA001 zero, broken tie": (TIED, {**OWN, "lm_head.bias": np.zeros(8, "<f4")}),
