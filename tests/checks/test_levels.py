@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -309,6 +310,22 @@ def test_a_command_that_is_refused_is_not_offered(rule: str, tmp_path: Path) -> 
     assert (offered and offered.command.replace(str(folder), "DIR")) == (command and f"tieconv {command}")
     if offered is not None:
         run(offered.command, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("tokens", "options"), [(8, "config"), (9, "10 --fill mean"), (0, "10 --fill mean")])
+def test_one_table_was_resized(tokens: int, options: str, tmp_path: Path) -> None:
+    """Rows that no token has are removed rather than invented in the other table; without a tokenizer nobody knows."""
+    config = flagged({**LLAMA, "vocab_size": 8}, False)
+    folder = save(tmp_path / "model", config, {EMBED: matrix(10), HEAD: matrix(8, seed=1)})
+    if tokens:
+        vocabulary = {f"w{number}": number for number in range(tokens)}
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (finding,) = api.inspect(folder).findings
+    assert finding.rule == "VOC001" and finding.remedy is not None and not finding.remedy.safe
+    assert finding.remedy.command.endswith(f"--to {options} -o OUT")
+    run(finding.remedy.command, tmp_path / "out")
+    assert api.inspect(tmp_path / "out").findings == ()
 
 
 def test_the_padding_token_of_a_model_with_a_bias_that_the_class_lacks(tmp_path: Path) -> None:

@@ -119,11 +119,20 @@ def _beside_codes(inspection: Inspection) -> Iterator[Finding]:
         yield _report(inspection, embedding.name, head.name, "transformers fills it with random values")
 
 
+_OTHER_HEADS = {"score.weight", "classifier.weight", "classifier.out_proj.weight", "qa_outputs.weight"}
+"""Heads of transformers' classes for sequences, tokens and answers."""
+
+
 def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> Finding:
     if inspection.checkpoint.is_embedder:
         return missing_head.finding(evidence.without_head(head), (head,), level=Level.NOTE)
     if inspection.family.mlx_names:
         outcome = "mlx-lm and mlx-vlm fail to load the model"
+    others = [name for name in inspection.checkpoint.tensors if name in _OTHER_HEADS]
+    if others:
+        outcome += (
+            f". {evidence.clause(others, 'is', 'are')} the head of another class, so check architectures in config.json"
+        )
     scaled, retied = remedies.set_scaled(inspection), remedies.retie(inspection, safe=False)
     remedy = retied or scaled or remedies.untie(inspection, safe=False)
     choice = " If the head was trained separately, get the file that has it. "
@@ -684,7 +693,8 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     `tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes if embedding, head and bias
     have the same number. If tensors are too short, `tieconv resize --to N --fill mean` adds rows (review first: may change
-    the model's outputs). Tensors may be shorter than the tokenizer, or than each other in an untied model.
+    the model's outputs). Tensors may be shorter than the tokenizer, or than each other in an untied model. If the config
+    and the tokenizer fit the shorter table, the longer one has rows that no token uses.
     `tieconv resize --to config` removes rows that no token uses. No command changes the columns: restore the config that
     the weights were saved with.
     """
@@ -725,6 +735,8 @@ def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | 
     if stored is not None:
         rows.add(stored.shape[-1])
     longest = max(rows)
+    if len(rows) > 1 and 0 < used <= min(rows) and {*vocabulary_sizes(inspection).values()} == {min(rows)}:
+        return remedies.resize(inspection, to="config", safe=False)  # no token has the rows that it removes
     if len(rows) > 1 or used > longest:
         most = max(longest, used)
         return remedies.resize(inspection, to=most, fill="mean", safe=False)

@@ -169,6 +169,7 @@ CASES: dict[str, Case] = {
     "TIE010 transposed and tied": (TIED, llama(head=matrix().T)),
     "TIE010 guessed": (flagged(REMOTE, True), llama(head=matrix(9, seed=5))),
     "TIE010 bias": (flagged(BERT, True), bert(outer=vector(), inner=vector(6))),
+    "TIE003 saved by a sequence classifier": (UNTIED, {**llama(), "score.weight": matrix(2)}),
     "TIE011 one missing": (flagged(BART, False), bart("encoder")),
     "TIE011 T5": (flagged(T5, False), T5_OWN),
     "TIE011 no copy of the shared table": (
