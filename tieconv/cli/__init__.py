@@ -8,7 +8,7 @@ import importlib
 
 import click
 
-from tieconv.cli.errors import ErrorBoundary, as_options, no_command
+from tieconv.cli.errors import ErrorBoundary, no_command
 from tieconv.cli.options import screen_options
 from tieconv.cli.screen import escaped_libraries
 from tieconv.version import VERSION
@@ -66,8 +66,7 @@ class LazyGroup(ErrorBoundary):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as Click does. Read `help` and `version` as options, and give an unknown command a hint."""
-        args = as_options(args, COMMANDS)
+        """Resolve as Click does, and give an unknown command a hint."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise no_command(args[0], COMMANDS)
         return super().resolve_command(ctx, args)

@@ -84,20 +84,6 @@ _SAME = {
 """Names of commands in other tools, and the command of tieconv."""
 
 
-def as_options(arguments: list[str], commands: Iterable[str]) -> list[str]:
-    """Return ``arguments`` with `help [COMMAND]` and `version` replaced, as Git and pip accept them."""
-    match arguments:
-        case ["help"] | ["version"]:
-            context = click.get_current_context()
-            echo(context.get_help() if arguments == ["help"] else f"tieconv, version {VERSION}")
-            context.exit(0)
-        case ["help", command, *_] if command in commands:
-            return [command, "--help"]
-        case ["help", command, *_]:
-            return [command]
-    return arguments
-
-
 def no_command(word: str, commands: Iterable[str]) -> WrongUsage:
     """Return the error for an unknown command. Its hint is a similar command, or one for a rule or a model."""
     like = close(word, commands)
