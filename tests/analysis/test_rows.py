@@ -299,7 +299,22 @@ def test_rows_that_are_not_finite_are_out_of_the_ordinary(tmp_path: Path, tied: 
     analysis = tieconv.analyze(tmp_path)
     section = analysis.section("Rows")
     assert section is not None and "2 rows of the head with NaN or infinity" in section.sentence
+    assert analysis.headline.answer.startswith("2 rows of model.embed_tokens.weight hold NaN or infinity.")
     assert figure(analysis, "Rows", "rows of the head with NaN or infinity").value == 2
+
+
+@pytest.mark.parametrize("which", ["tied embed_tokens", "embed_tokens", "lm_head"])
+def test_a_table_of_zeros_leads(tmp_path: Path, which: str) -> None:
+    """The answer starts with the table of zeros. The similarity of the tables is left out, and refused if asked for."""
+    tied, zeroed = which.startswith("tied"), "lm_head" if which == "lm_head" else "model.embed_tokens"
+    build(tmp_path, tied=tied)
+    with editing(tmp_path) as values:
+        rows = len(values[f"{zeroed}.weight"].zero_())
+    answer = tieconv.analyze(tmp_path).headline.answer
+    assert answer.startswith(f"All {rows} rows of {zeroed}.weight are zeros. Restore them from an earlier save.")
+    if not tied:
+        refusal = refused("analyze --similarity", tmp_path)
+        assert "common rows are zeros, NaN or infinite in one of them" in refusal and "tokenizer" not in refusal
 
 
 @pytest.mark.parametrize("key", ["decoder_start_token_id", "pad_token_id", "image_token_index"])

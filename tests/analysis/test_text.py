@@ -253,7 +253,7 @@ def test_what_is_not_a_number_is_within_no_budget(drifted: Path, text: Path, tmp
     """A NaN in the head: nothing can be measured, and no budget writes it."""
     with editing(drifted) as values:
         values["lm_head.weight"][5, 3] = float("nan")
-    assert "No: 1 row of the tables holds NaN or infinity." in ok("analyze", drifted).stdout
+    assert "1 row of lm_head.weight holds NaN or infinity." in ok("analyze", drifted).stdout
     out = tmp_path / "out"
     assert "NaN or infinite" in refused(f"retie --from {survivor} --max-kl 1e9 --text {text}", drifted, "-o", out)
     assert not out.exists()

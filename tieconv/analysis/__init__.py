@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -10,7 +11,7 @@ from tieconv.analysis import bias_section, relation_section, retie_section, rows
 from tieconv.analysis.relation import Related, relate_tables
 from tieconv.analysis.retie_cost import MAPPED, REFUSED, Costs, costs, one_shape, scope
 from tieconv.analysis.subject import Subject, gradients_section, open_subject
-from tieconv.analysis.tables import lengths
+from tieconv.analysis.tables import Array, lengths
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.value_type import record
@@ -22,12 +23,13 @@ from tieconv.text import FILE, Hint, call, count, option, shown
 
 @record
 class Findings:
-    """The relation of a model's tables and the cost of a re-tie.
+    """The relation of a model's tables and the cost of a re-tie. ``norms`` are ‖row‖ of each stored table.
 
     ``related`` and ``costs`` are ``None`` if the model has one table, ``measured`` and ``gradients`` without a text.
     """
 
     subject: Subject
+    norms: tuple[Array, ...]
     related: Related | None
     costs: Costs | None
     measured: retie_section.OnText | None = None
@@ -52,30 +54,46 @@ def find(
     subject = open_subject(evidence, files, forecast)
     related = relate_tables(subject.embed, subject.head, exact) if subject.head else None
     costs_found = costs(subject, related) if related else None
+    norms = related.moments.norms if related else (lengths(subject.embed),)
     if text is None:
-        return Findings(subject, related, costs_found)
+        return Findings(subject, norms, related, costs_found)
     reference = retie_section.load_model(subject, text)
-    zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
+    zero = norms[-1] == 0
     untied = related is not None and (related.kind is not Kinship.BIT_EQUAL or bool(subject.flip.third))
     may = untied and costs_found is not None and not costs_found.free and not subject.flip.barred
     measured = retie_section.on_text(reference, zero, retie_section.survivors(subject) if may else {})
-    return Findings(subject, related, costs_found, measured, gradients_section(reference, tied=not untied))
+    return Findings(subject, norms, related, costs_found, measured, gradients_section(reference, tied=not untied))
 
 
 @np.errstate(all="ignore")
 def report(findings: Findings, counts: str | None = None) -> Analysis:
     """Return the analysis of one model. ``counts`` is a file of token counts: see `read_counts` for its errors."""
     pair, subject, related = _pair(findings), findings.subject, findings.related
+    broken = _defects(findings)
+    if broken:
+        pair = pair[0], replace(pair[1], sentence=f"{broken} {pair[1].sentence}")
     sections = [
         *pair,
-        rows_section.rows_section(subject, related, findings.measured),
+        rows_section.rows_section(subject, findings.norms, related, findings.measured),
         bias_section.bias_section(subject, findings.measured),
         *([findings.gradients] if findings.gradients else []),
     ]
     if counts is not None:
         occurrences = rows_section.read_counts(counts, subject.output.rows)
-        sections.append(rows_section.norm_frequency(subject, related, occurrences))
+        sections.append(rows_section.norm_frequency(findings.norms, occurrences))
     return Analysis(subject.evidence.checkpoint.source, tuple(sections), _kind(findings), pair[1].sentence)
+
+
+def _defects(findings: Findings) -> str:
+    """Return a sentence about each table that is all zeros, or that has NaN or infinity; empty for sound tables."""
+    sentences = []
+    for table, rows in zip((findings.subject.embed, findings.subject.output), findings.norms, strict=False):
+        name, broken = shown(table.record.name), int(np.count_nonzero(~np.isfinite(rows)))
+        if broken:
+            sentences.append(f"{count(broken, 'row')} of {name} {'holds' if broken == 1 else 'hold'} NaN or infinity.")
+        elif not rows.any():
+            sentences.append(f"All {count(len(rows), 'row')} of {name} are zeros.")
+    return " ".join([*sentences, "Restore them from an earlier save."] if sentences else [])
 
 
 def _kind(findings: Findings) -> str:
@@ -88,7 +106,7 @@ def _kind(findings: Findings) -> str:
 def _pair(findings: Findings) -> tuple[Section, Section]:
     subject, related = findings.subject, findings.related
     if related is None or findings.costs is None:
-        return relation_section.one_table(subject), retie_section.one_table(subject)
+        return relation_section.one_table(subject, findings.norms[0]), retie_section.one_table(subject)
     measured = findings.measured.retie if findings.measured else ()
     relation = relation_section.two_tables(subject, related)
     return relation, retie_section.retie_section(subject, related, findings.costs, measured)

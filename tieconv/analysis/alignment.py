@@ -17,11 +17,11 @@ import numpy as np
 
 from tieconv.analysis import Findings
 from tieconv.analysis.alignment_measures import Compared, Figure, Figures, Pair, ceiling, compare, plane
-from tieconv.analysis.relation import equal_tables
+from tieconv.analysis.relation import Related, equal_tables
 from tieconv.analysis.retie_cost import MAPPED
 from tieconv.analysis.subject import Subject, Tokens, open_subject
 from tieconv.analysis.tables import Table as StoredTable
-from tieconv.analysis.token_tables import Array, Table, token_bytes
+from tieconv.analysis.token_tables import FEWEST, Array, Table, has_direction, token_bytes
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.analysis import POINTS, Analysis, Headline, Kinship, Section
 from tieconv.checkpoint.value_type import record
@@ -209,13 +209,15 @@ _MEASURE_WORDS = {
 }
 
 
-def wanted(subject: Subject, kind: Kinship, similarity: bool | None) -> bool:
-    """Return whether to compare the tables. Without an answer of the user, long tables are not compared."""
-    head = subject.head
-    rows = 0 if head is None else min(subject.embed.rows, head.rows)
-    if rows < _FEWEST or similarity is False:
-        return False
-    return similarity is True or (kind in OPEN and rows * subject.embed.width**2 <= WORK)
+def wanted(subject: Subject, related: Related, similarity: bool | None) -> bool:
+    """Return whether to compare the tables. Without an answer of the user, long or broken ones are not compared."""
+    rows, norms = related.moments.rows, related.moments.norms
+    if rows < _FEWEST or similarity is not None:
+        return rows >= _FEWEST and similarity is True
+    tokens = np.ones(rows, bool) if subject.used is None else subject.used[:rows]
+    directed = tokens & has_direction(norms[0][:rows]) & has_direction(norms[1][:rows])
+    enough = int(np.count_nonzero(directed)) >= FEWEST
+    return enough and related.kind in OPEN and rows * subject.embed.width**2 <= WORK
 
 
 def own_tables(subject: Subject, *, exact: bool | None = None) -> Section:
@@ -293,7 +295,7 @@ def extended(
         raise RefusedError("--second needs --against", Hint("name the untied model: ", command))
     sections = list(analysis.sections)
     related = findings.related
-    if related is not None and wanted(findings.subject, related.kind, similarity):
+    if related is not None and wanted(findings.subject, related, similarity):
         sections.append(own_tables(findings.subject, exact=exact))
     if against is not None:
         with ExitStack() as stack:

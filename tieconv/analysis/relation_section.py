@@ -7,15 +7,15 @@ import numpy as np
 from tieconv.analysis.relation import Related
 from tieconv.analysis.relation_maps import equal_share
 from tieconv.analysis.subject import Subject
-from tieconv.analysis.tables import lengths, points, ranges
+from tieconv.analysis.tables import Array, points, ranges
 from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
 from tieconv.text import count
 
 TITLE = "Relation"
 
 
-def one_table(subject: Subject) -> Section:
-    """Return the section of a model with one stored table."""
+def one_table(subject: Subject, norms: Array) -> Section:
+    """Return the section of a model with one stored table, whose rows have the lengths ``norms``."""
     table = subject.embed
     output = subject.evidence.head.output_head
     if output is None and not subject.evidence.family.trusted:
@@ -26,7 +26,7 @@ def one_table(subject: Subject) -> Section:
         sentence = "The input embedding and the output head are one tensor."
     else:
         sentence = f"{output.name} is not stored and not tied to another tensor. Loaders fill it with random numbers."
-    series = {"embed_norm": points(lengths(table))}
+    series = {"embed_norm": points(norms)}
     measures = (Measure("rows", float(table.rows)), Measure("columns", float(table.width)))
     return Section(TITLE, sentence, measures, series, {"embedding": table.record.name})
 

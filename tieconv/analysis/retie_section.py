@@ -163,9 +163,8 @@ def _certainly(costs: Costs) -> str:
 
 
 def _not_yet(related: Related, costs: Costs, withheld: str) -> str:
-    broken = int(np.count_nonzero(~related.moments.finite))
-    if broken:
-        return f"No: {count(broken, 'row')} of the tables {'holds' if broken == 1 else 'hold'} NaN or infinity."
+    if not related.moments.finite.all():
+        return "No: NaN and infinity have no distance, so the change cannot be bounded."
     certified = costs.certified.get("embed")
     if certified is None:
         return f"{_OPEN}{f' No bound is known: {withheld}.' if withheld else ''} {_MEASURE}"

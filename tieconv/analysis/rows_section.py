@@ -13,7 +13,7 @@ from tieconv.analysis.alignment_measures import pearson, spearman
 from tieconv.analysis.relation import Related
 from tieconv.analysis.retie_cost import zero_mass
 from tieconv.analysis.subject import Subject
-from tieconv.analysis.tables import SQUARED, Array, Table, digests, duplicates, lengths, points, ranges, spans, twins
+from tieconv.analysis.tables import SQUARED, Array, Table, digests, duplicates, points, ranges, spans, twins
 from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
 from tieconv.checkpoint.value_type import record, values_of
 from tieconv.errors import SettingsError
@@ -29,10 +29,14 @@ _MASS = "probability of the rows of zeros"
 _NO_TOKENIZER = "the model directory has no tokenizer.json, vocab.json or vocab.txt"
 
 
-def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:
-    """Return the section. ``related`` is ``None`` for a tied model, ``measured`` is ``None`` without a text."""
-    table, used = subject.output, subject.used
-    norms = related.moments.norms[1] if related else lengths(table)
+def rows_section(
+    subject: Subject, both: tuple[Array, ...], related: Related | None, measured: OnText | None = None
+) -> Section:
+    """Return the section. ``both`` are ‖row‖ of each stored table.
+
+    ``related`` is ``None`` for a tied model, ``measured`` is ``None`` without a text.
+    """
+    table, used, norms = subject.output, subject.used, both[-1]
     zero = norms == 0
     alike = twins(norms, table.width)
     groups = duplicates(digests(table, alike), alike)
@@ -282,17 +286,13 @@ _WIDER = {"Spearman": 1.03, "Pearson of log p": 1.0}
 """The standard error of Fisher's z, times √(n − 3). For ranks see Fieller, Hartley and Pearson 1957."""
 
 
-def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> Section:
-    """Return the section for ``counts`` (V,) of tokens; rows of tokens that do not occur are left out.
+def norm_frequency(norms: tuple[Array, ...], counts: Array) -> Section:
+    """Return the section for ‖row‖ of each stored table and ``counts`` (V,) of tokens. It leaves out other tokens.
 
     Each correlation has the value of a permutation as its floor. Its interval is that of Fisher's z over the tokens.
     """
-    # The row norms of each table, without those that are not finite.
-    if related is not None:
-        both = dict(zip(("input embedding", "output head"), related.moments.norms, strict=True))
-    else:
-        both = {"tied table": lengths(subject.embed)}
-    tables = {name: np.nan_to_num(norms, posinf=0.0) for name, norms in both.items()}
+    names = ("input embedding", "output head") if len(norms) == 2 else ("tied table",)
+    tables = {name: np.nan_to_num(rows, posinf=0.0) for name, rows in zip(names, norms, strict=True)}
     seen = np.flatnonzero(counts[: min(map(len, tables.values()))])
     if len(seen) < DISTINCT or not np.ptp(counts[seen]):
         says = f"The counts have {len(seen):,} tokens. A correlation needs {DISTINCT} with different frequencies."
@@ -300,14 +300,14 @@ def norm_frequency(subject: Subject, related: Related | None, counts: Array) -> 
     log_p = np.log(counts[seen]) - log(counts.sum())
     order = np.random.default_rng(0).permutation(len(seen))
     measures, intervals = [], {}
-    for table, norms in tables.items():
+    for table, lengths in tables.items():
         for kind, measure in (("Spearman", spearman), ("Pearson of log p", pearson)):
-            value, floor = measure(norms[seen], log_p), measure(norms[seen], log_p[order])
+            value, floor = measure(lengths[seen], log_p), measure(lengths[seen], log_p[order])
             name = f"{kind}, norm of the {table}"
             low, high = intervals[name] = _interval(value, _WIDER[kind] / sqrt(len(seen) - 3))
             says = f"95 % interval {low:.3f} to {high:.3f}, over tokens; the floor is of permuted tokens"
             measures.append(Measure(name, value, floor, 1.0, len(seen), "correlation", says))
-    series = {f"norm of the {table}_at_log_p": norms for table, norms in tables.items()}
+    series = {f"norm of the {table}_at_log_p": lengths for table, lengths in tables.items()}
     sentence = _frequency_sentence(tables, {measure.name: measure.value or 0.0 for measure in measures}, intervals)
     detail = {"tokens": len(seen), "occurrences": int(counts.sum()), "interval": intervals}
     return Section(FREQUENCY, sentence, tuple(measures), by_frequency(series, counts), detail)

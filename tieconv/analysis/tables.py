@@ -280,7 +280,7 @@ def untellable(moments: Moments, fewest: int) -> str:
         if float(squares.sum()) < moments.count * SQUARED[0] ** 2 and moments.norms[name == "head"].any():
             return f"the numbers of the {name} are too small to be squared"
         if float((squares - moments.count * mean**2).sum()) <= SAME * float(squares.sum()):
-            return f"all rows of the {name} are equal"
+            return f"all rows of the {name} are {'equal' if squares.any() else 'zeros'}"
     return ""
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
-from tieconv.text import shown
+from tieconv.text import Hint, call, count, shown
 
 # The tables of an alignment and their common tokens.
 
@@ -23,8 +23,8 @@ BLOCK = 8 << 20
 
 FEWEST = 3
 """The fewest tokens with a direction that are aligned or drawn."""
-_SHORTEST, _LONGEST = 1e-30, 1e30
-"""The squares of the shortest and the longest row. Sums of products of other rows leave the range of float32."""
+_SHORTEST, _LONGEST = 1e-15, 1e15
+"""The lengths of the shortest and the longest row. Sums of products of other rows leave the range of float32."""
 
 
 @record
@@ -104,6 +104,10 @@ def join(tables: Sequence[Table]) -> Joined:
     """
     numbers, by = _by_token(tables) if all(table.tokens is not None for table in tables) else _by_row(tables)
     joined = _with_direction(Joined(tuple(tables), numbers, by))
+    if joined.count < FEWEST <= joined.count + joined.dropped:
+        rows = f"{joined.dropped:,} of {count(joined.count + joined.dropped, 'common row')}"
+        problem = f"{_names(tables)} cannot be aligned: {rows} are zeros, NaN or infinite in one of them"
+        raise RefusedError(problem, Hint("see what each model stores: ", call("analyze", Hint("MODEL"))))
     if joined.count < FEWEST:
         problem = f"{_names(tables)} have {joined.count} tokens in common that have a direction, too few to align"
         hint = "compare models whose tokenizers share tokens, and put a tokenizer.json next to the weights of each"
@@ -118,14 +122,20 @@ def directed_rows(table: Table) -> Joined:
 
 
 def _with_direction(joined: Joined) -> Joined:
-    squares = [np.empty(joined.count, np.float32) for _ in joined.tables]
+    lengths = [np.empty(joined.count, np.float32) for _ in joined.tables]
     with np.errstate(over="ignore", invalid="ignore"):
         for places in joined.blocks():
-            for which, rows in enumerate(joined.take(which, places) for which in range(len(squares))):
-                squares[which][places] = np.einsum("ij,ij->i", rows, rows)
-    usable = np.flatnonzero(np.all([(s > _SHORTEST) & (s < _LONGEST) for s in squares], axis=0))  # a NaN is neither
-    numbers, lengths = ([side[usable] for side in sides] for sides in (joined.numbers, squares))
-    return Joined(joined.tables, tuple(numbers), joined.by, joined.count - len(usable), tuple(map(np.sqrt, lengths)))
+            for which, rows in enumerate(joined.take(which, places) for which in range(len(lengths))):
+                lengths[which][places] = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    usable = np.flatnonzero(np.all([has_direction(side) for side in lengths], axis=0))
+    numbers, lengths = ([side[usable] for side in sides] for sides in (joined.numbers, lengths))
+    return Joined(joined.tables, tuple(numbers), joined.by, joined.count - len(usable), tuple(lengths))
+
+
+def has_direction(lengths: Array) -> Array:
+    """Return which rows have a direction in float32, by their lengths."""
+    directed: Array = (lengths > _SHORTEST) & (lengths < _LONGEST)  # a NaN is neither
+    return directed
 
 
 def _names(tables: Sequence[Table]) -> str:
