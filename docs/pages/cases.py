@@ -64,6 +64,8 @@ def data() -> str:
             "symptom": f"{case.symptom}.",
             "messages": [message.text for message in case.messages],
             "rules": [names[code] for code in sorted(case.linked_from)],
+            "signs": case.signs,
+            "without_rule": "" if case.linked_from else _RESULT[case.status],
             "fix": case.fix or _command(name, case),
             "guide": guide,
             "title": _title(guide),
@@ -90,6 +92,8 @@ def _summary() -> Iterator[str]:
 
 def _section(name: str, case: Case, folder: Path) -> str:
     lines = [f"## {name}", "", f"**{case.symptom}.**", ""]
+    if case.signs:
+        lines += [f"Signs: {case.signs}.", ""]
     if case.messages:
         lines += ["Messages:", "", *(f"- {_message(message)}" for message in case.messages), ""]
     inspection = _inspect(name, case, folder)

@@ -87,6 +87,13 @@ def without_shard(path: Path) -> None:
     transformers.LlamaForCausalLM.from_pretrained(path)
 
 
+def wider_head() -> None:
+    """Run a model whose head was replaced by one of another width."""
+    model = llama(tied=False)
+    model.set_output_embeddings(torch.nn.Linear(6, 8, bias=False))
+    model(torch.tensor([[1]]))
+
+
 def listed() -> None:
     """A class of the days before transformers 5."""
 
@@ -226,7 +233,7 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
     "C63": (lambda path: strict(path, more_layers),),
     "C64": (renamed,),
     "C65": (lambda path: cut(path, "x.safetensors", load_file), lambda path: cut(path, "x.bin", torch.load)),
-    "C66": (lambda path: into_torch(path, larger(f"{LAYER}mlp.gate_proj.weight")),),
+    "C66": (lambda path: into_torch(path, larger(f"{LAYER}mlp.gate_proj.weight")), lambda path: wider_head()),
     "C69": (lambda path: transformers.LlamaConfig(**SIZES, tie_word_embeddings=None),),
     "C67": (
         lambda path: adapter(path, target_modules=["lm_head", "embed_tokens"]),

@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.cases import CASES
 from tests.cli.run import ok, refused, run
-from tieconv.api.check import find_cases
+from tieconv.api.check import cases_by_words, find_cases
 from tieconv.checks.registry import RULES
 from tieconv.cli import rules as markdown
 
@@ -237,14 +237,45 @@ def test_standard_input_is_a_log() -> None:
 
 
 def test_a_similar_case_or_rule_is_offered() -> None:
-    hint = run("explain", "weights saved contained shared tensors").stderr
-    assert (
-        "did you mean C25 (Saving as safetensors fails because tensors are shared)? See: tieconv explain C25." in hint
-    )
-    assert "did you mean TIE003 (missing-head)? " in run("explain", "missing heads").stderr
+    """By the words of symptoms and messages; a text with other words gets the most similar rule, or none."""
+    for words, cases in {
+        "loss jumps after reload": ["C01", "C03", "C06", "C13", "C33", "C35", "C62"],
+        "model generates gibberish": ["C01", "C02", "C03", "C06", "C13", "C33", "C35", "C62"],
+        "output is garbage after merging": ["C02", "C03", "C33"],
+        "NaN logits": ["C53"],
+        "the loss is NaN": ["C53"],
+        "perplexity is worse after quantization": ["C50"],
+        "ONNX file is twice as large": ["C45", "C46"],
+        "vocab size mismatch": ["C37"],
+        "model.embed_tokens.weight: Reinit due to size mismatch": ["C37"],
+        "weights saved contained shared tensors": ["C25"],
+        "training is slow": [],
+        "how do I untie a model": [],
+        "AttributeError: 'NoneType' object has no attribute 'shape'": [],
+        "No module named torch": [],
+        "Permission denied: model.safetensors": [],
+        f"{'a' * 200_000} {'a.' * 50_000}": [],
+    }.items():
+        assert [*cases_by_words(words)] == cases, words
+    shown = ok("explain", "output is garbage after merging").stdout
+    assert shown.startswith("No known message matches. These cases have symptoms or messages with such words:\n\nC02 ")
+    assert shown.endswith("\n\nRun: tieconv inspect MODEL\n")
+    assert "did you mean TIE003 (missing-head)? " in run("explain", "mising head").stderr
     assert "give a row of this load report" in run("explain", "[transformers] LlamaModel LOAD REPORT from: ./m").stderr
 
 
+def test_a_case_without_a_rule_is_not_sent_to_inspect() -> None:
+    """`inspect` says "Nothing to repair" of such a model, so the page names the fix. Rules of one case are enough."""
+    for words in ([f"size mismatch for {LAYER}mlp.gate_proj.weight: copying a param with shape"], ["-"]):
+        shown = ok("explain", *words, text="mat1 and mat2 shapes cannot be multiplied (1x4 and 6x8)\n").stdout
+        assert "    Rules: No rule of tieconv reports this.\n" in shown and "Run: " not in shown
+        assert "put the config.json of this model beside its files" in shown
+        assert shown.endswith("so tieconv inspect may find nothing. Follow the fix or the guide.\n")
+    log = "mat1 and mat2 shapes cannot be multiplied\nKeyError: 'lm_head.weight'\n"
+    assert ok("explain -", text=log).stdout.endswith("\nRun: tieconv inspect MODEL\n")
+
+
+LAYER = "model.layers.0."
 OTHER_KEY = "KeyError: 'norm.weight'"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tieconv.api.evidence import inspect, inspect_in_memory
 from tieconv.checkpoint.value_type import strings
 from tieconv.gate.settings import ALL, Selection, Settings, selectors
+from tieconv.gate.settings import cases_by_words as cases_by_words
 from tieconv.gate.settings import find_cases as find_cases
 from tieconv.gate.settings import find_rule as find_rule
 from tieconv.gate.settings import rules as rules

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 import click
 from click.shell_completion import get_completion_class
 
-from tieconv.api.check import find_cases, find_rule, select_rules, without_ellipsis
+from tieconv.api.check import cases_by_words, find_cases, find_rule, select_rules, without_ellipsis
 from tieconv.cli.options import common_options, complete_rules, json_option, rules_option
 from tieconv.cli.screen import document, echo, has_colour, paint, width
 from tieconv.install import documentation
@@ -178,7 +178,12 @@ def explain_command(ctx: click.Context, words: tuple[str, ...]) -> None:
         raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
     if cases := find_cases(asked):
         _print_cases(asked, cases)
-        echo("\nRun: tieconv inspect MODEL")
+        _print_next(cases)
+        return
+    if " " in asked and (cases := cases_by_words(asked)):
+        echo("No known message matches. These cases have symptoms or messages with such words:\n")
+        _list_cases(cases)
+        _print_next(cases)
         return
     known_rule = find_rule(asked)
     echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")
@@ -194,13 +199,25 @@ def _print_cases(message: str, cases: Mapping[str, Mapping[str, Any]]) -> None:
         echo("The message is cut off. This lists each one that it may be.")
     if len(cases) > 1:
         echo(f"{count(len(cases), 'cause')} can lead to this message. The files show which one it is.\n")
+    _list_cases(cases)
+
+
+def _list_cases(cases: Mapping[str, Mapping[str, Any]]) -> None:
     for name, case in cases.items():
         echo(f"{paint(name, 'heading')} {case['symptom']}")
-        texts = {"Fix": case["fix"], "Rules": in_words(case["rules"], 9) if case["rules"] else ""}
+        texts = {"Fix": case["fix"], "Rules": in_words(case["rules"], 9) if case["rules"] else case["without_rule"]}
         texts["Guide"] = f"{case['title']} ({documentation(case['guide'])})"
         for label, text in texts.items():
             if text:
                 echo(f"    {label}: {text}")
+
+
+def _print_next(cases: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the command that shows which case it is, or that no rule reports one."""
+    if any(case["rules"] for case in cases.values()):
+        echo("\nRun: tieconv inspect MODEL")
+    else:
+        echo("\nNo rule reports this, so tieconv inspect may find nothing. Follow the fix or the guide.")
 
 
 def _explain_log(log: TextIO) -> tuple[str, bool]:
@@ -208,7 +225,7 @@ def _explain_log(log: TextIO) -> tuple[str, bool]:
 
     Return the last two lines, and whether any is known.
     """
-    explained: set[tuple[str, ...]] = set()
+    explained: dict[tuple[str, ...], dict[str, Mapping[str, Any]]] = {}
     before = line = ""
     while text := log.readline(_LONGEST_LINE):
         if not text.strip():
@@ -219,9 +236,9 @@ def _explain_log(log: TextIO) -> tuple[str, bool]:
         if cases and (*cases,) not in explained:
             echo(f"{'' if not explained else chr(10)}> {shown(line)}\n")
             _print_cases(line, cases)
-            explained.add((*cases,))
+            explained[(*cases,)] = cases
     if explained:
-        echo("\nRun: tieconv inspect MODEL")
+        _print_next({name: case for cases in explained.values() for name, case in cases.items()})
     return f"{before}\n{line}".strip(), bool(explained)
 
 

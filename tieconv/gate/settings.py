@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from math import log
 from typing import TYPE_CHECKING, Any
 
 from tieconv.architectures.stored_names import LEFT
@@ -153,6 +155,47 @@ def _messages(simpler: Callable[[str], str]) -> tuple[tuple[str, str, str], ...]
     return tuple((name, text, simpler(text)) for name, case in _catalogue().items() for text in case["messages"])
 
 
+def cases_by_words(text: str) -> dict[str, Mapping[str, Any]]:
+    """Return the cases with most words of ``text`` in the symptom, or with a message that is much like it.
+
+    A rare word counts more than a frequent one, and a word that no case has counts most. The most alike come first.
+    """
+    asked = _words(text[:_LONGEST])
+    symptoms = {
+        name: _words(f"{case['symptom']} {case['signs']} {' '.join(case['rules'])}")
+        for name, case in _catalogue().items()
+    }
+    frequency = Counter(word for words in symptoms.values() for word in words)
+    weights = {word: log((1 + len(symptoms)) / (1 + frequency[word])) for word in asked}
+    whole = sum(weights.values()) or 1.0
+    shares = {name: sum(weights[word] for word in asked & words) / whole for name, words in symptoms.items()}
+    everything = set(re.findall(_WORD, text[:_LONGEST].lower()))
+    for name, _, message in _messages(_plain):
+        words = set(re.findall(_WORD, message))
+        if len(both := everything & words) >= _ALIKE:
+            shares[name] = max(shares[name], len(both) / len(words))
+    least = max(_MOST, _NEARLY * max(shares.values()))
+    likely = sorted((name for name in shares if shares[name] >= least), key=lambda name: -shares[name])
+    return {name: _catalogue()[name] for name in likely[:_LISTED]}
+
+
+def _words(text: str) -> set[str]:
+    """Return the beginnings of the words of ``text`` that tell what happens: no name, number or word of every text."""
+    plain = re.sub(r"'[^']*'|\"[^\"]*\"|\S*[\d.]\w\S*|\b[A-Z]\w*Error\b", " ", text)
+    words = (word for word in re.findall(r"[a-z]{3,}", plain.lower()) if not _FILLERS.fullmatch(word))
+    return {re.sub(r"(?:ed|ing|e|s|es)\Z", "", word)[:6] for word in words}
+
+
+_FILLERS = re.compile(
+    r"the|and|for|that|this|with|from|into|are|was|were|has|have|had|not|but|its|my|when|after|before|then|than|models?|"
+    r"outputs?|gives?|writes?|generates?|produces?|says?|speaks?|errors?"
+)
+_MOST, _NEARLY, _LISTED = 0.5, 0.8, 8
+"""The least share of the words, which part of the best share counts too, and how many cases are listed."""
+_WORD, _ALIKE = r"[a-z_]{4,}", 4
+"""A word of a message, and how many of them must be the same."""
+
+
 def without_ellipsis(message: str) -> str:
     """Return the message without the ellipsis that cuts it off; empty if it is whole."""
     cut = re.search(r"(?:…|\.\.\.)['\"\s]*\Z", message)
@@ -178,7 +221,7 @@ def _continuing(begun: str) -> set[str]:
     return set()
 
 
-_LONGEST = 200  # characters of a cut message that are compared
+_LONGEST = 200  # characters of a message that are compared, if it is cut or not known
 
 
 def _plain(message: str) -> str:
@@ -206,29 +249,10 @@ def unknown(word: str, where: str = "") -> SettingsError:
         hint = f"look at the files: tieconv inspect MODEL; all cases are in {documentation('cases.md')}"
         if re.search(r"\bLOAD REPORT\b", word):
             hint = "give a row of this load report, such as: tieconv explain 'lm_head.weight | MISSING |'"
-        return SettingsError("No known case matches this message", _similar(word) + hint, "case.unknown")
+        named = {rule.name: f"did you mean {rule.code} ({rule.name})? " for rule in rules()}
+        similar = next((named[name] for name in close("-".join(word.lower().split()), named)), "")
+        return SettingsError("No known case matches this message", similar + hint, "case.unknown")
     return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not a rule", _meant(word), "rule.unknown")
-
-
-def _similar(message: str) -> str:
-    """Return the question whether the most similar case or rule is meant; empty if none is similar."""
-    named = {rule.name: f"{rule.code} ({rule.name})" for rule in rules()}
-    for name in close("-".join(message.lower().split()), named):
-        return f"did you mean {named[name]}? "
-    words = set(re.findall(_WORD, message.lower()))
-    alike = []
-    for name, _, text in _messages(_plain):
-        catalogued = set(re.findall(_WORD, text))
-        if len(both := words & catalogued) >= _ALIKE:
-            alike.append((len(both) / len(catalogued), name))
-    share, name = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
-    if share < _ENOUGH:
-        return ""
-    return f"did you mean {name} ({_catalogue()[name]['symptom'].rstrip('.')})? See: tieconv explain {name}. Or "
-
-
-_WORD, _ALIKE, _ENOUGH = r"[a-z_]{4,}", 3, 0.6
-"""A word, how many of them must be the same, and which share of those in the message."""
 
 
 def _meant(word: str) -> str:
