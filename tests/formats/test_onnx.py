@@ -236,6 +236,17 @@ def test_external_bounds(tmp_path: Path, entries: dict[str, str]) -> None:
         read(edit_external(build("transposed", tmp_path / "model.onnx"), **entries))
 
 
+def test_external_data_is_missing(tmp_path: Path) -> None:
+    """The hint names the file to fetch."""
+    path = build("transposed", tmp_path / "model.onnx")
+    (tmp_path / "model.onnx.data").unlink()
+    with pytest.raises(
+        UnreadableError, match=r"model.onnx stores its weights in model.onnx.data, which is miss"
+    ) as error:
+        read(path)
+    assert error.value.hint.startswith("fetch model.onnx.data into the directory of the graph")
+
+
 def test_external_fifo(tmp_path: Path) -> None:
     """A FIFO is refused without waiting on it."""
     path = build("transposed", tmp_path / "model.onnx")

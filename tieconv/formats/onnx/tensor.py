@@ -171,6 +171,10 @@ def byte_range(tensor: External, root: str, files: Files) -> ByteRange:
     local = os.path.isabs(root)  # a repository on the Hub has no links
     if local:
         _check_links(tensor, name, root)
+        if not os.path.exists(os.path.join(root, name)):
+            problem = f"{shown(tensor.graph)} stores its weights in {shown(name)}, which is missing"
+            hint = f"fetch {shown(name)} into the directory of the graph, or export the model again"
+            raise UnreadableError(problem, hint, "onnx.external")
     files.state(name)  # raises the error of a special file
     if local and os.lstat(os.path.join(root, name)).st_nlink > 1:
         _linked(tensor, name, "has several hard links")
