@@ -441,10 +441,11 @@ def test_yes(typed: Typed, hub: Hub) -> None:
     [
         (b"n\n", 2, "error: nothing was pushed"),
         (b"\n", 2, "error: nothing was pushed"),
+        (b"perhaps\n", 2, "error: nothing was pushed"),
         (b"\x04", 2, "error: nothing was pushed"),
         (b"\x03", 130, "interrupted"),
     ],
-    ids=["no", "enter", "end of input", "interrupt"],
+    ids=["no", "enter", "neither", "end of input", "interrupt"],
 )
 def test_no(answer: bytes, code: int, says: str, typed: Typed, hub: Hub) -> None:
     """A no, no answer, the end of input and an interrupt push nothing, and the exit code says so."""
@@ -453,12 +454,6 @@ def test_no(answer: bytes, code: int, says: str, typed: Typed, hub: Hub) -> None
     assert says in shown and "Aborted" not in shown and "Traceback" not in shown
     assert hub.commits == [] and hub.uploads == {}
     assert {one.method for one in hub.requests} == {"GET"}
-
-
-def test_unclear(typed: Typed, hub: Hub) -> None:
-    """What is neither yes nor no is asked again."""
-    code, shown = typed(b"perhaps\nn\n")
-    assert code == 2 and shown.count("push this?") == 2 and hub.commits == []
 
 
 def test_yes_beforehand(typed: Typed, hub: Hub) -> None:

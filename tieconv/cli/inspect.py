@@ -127,24 +127,13 @@ def _ask(yes: bool) -> None:
     if not sys.stdin.isatty():
         problem = "push needs a confirmation, and standard input is not a terminal"
         raise RefusedError(problem, "add --yes", "push.not-asked")
+    echo("push this? [y/N]:", err=True, nl=False)  # Click would send the question past the escaper
     try:
-        agreed = _agreed()
+        answer = click.prompt("", default="", prompt_suffix="", show_default=False, err=True)
     except click.Abort as error:
         echo(err=True)
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
-        agreed = False  # the end of the input does not confirm
-    if not agreed:
+        answer = ""  # the end of the input does not confirm
+    if answer.strip().lower() not in ("y", "yes"):
         raise RefusedError("nothing was pushed", "push again when you are ready", "push.declined")
-
-
-def _agreed() -> bool:
-    """Ask until the answer is yes or no. An empty line means no."""
-    while True:
-        echo("push this? [y/N]:", err=True, nl=False)  # Click would send the question past the escaper
-        answer = click.prompt("", default="", prompt_suffix="", show_default=False, err=True).strip().lower()
-        if answer in ("y", "yes"):
-            return True
-        if answer in ("", "n", "no"):
-            return False
-        echo("answer y or n", err=True)
