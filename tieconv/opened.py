@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree, vocabulary_rows
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution
 from tieconv.checks import is_plain
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
@@ -92,14 +93,17 @@ def inspected(
         refusal = llama_cpp.refusal_of_gguf(evidence)
         if refusal is not None:
             evidence, refused = llama_cpp.with_headline(evidence, refusal), llama_cpp.is_certain(refusal)
+    # These files are small enough for each inspection; a remote one costs a request.
+    beside = not hasattr(files, "client") and any("token" in name or "vocab" in name for name in checkpoint.companions)
     if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
-    # These files are small enough for each inspection; a remote one costs a request.
-    elif not hasattr(files, "client") and any("token" in name or "vocab" in name for name in checkpoint.companions):
+    elif beside:
         from tieconv.inspection.token_ids import needed_rows  # not every directory has a tokenizer
 
         rows = max(vocabulary_rows(evidence).values(), default=0)
         evidence = replace(evidence, listed_rows=needed_rows(files, checkpoint.companions, rows))
+    if beside:
+        evidence = _with_cut_documents(evidence, files)
     if chosen and not checkpoint.graphs:
         from tieconv.loaders import predict
 
@@ -173,6 +177,16 @@ def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
         return evidence
     listed = max(ids.listed) + 1
     return replace(evidence, tokenizer_rows=max([listed, *(span.stop for span in ids.spans)]), listed_rows=listed)
+
+
+def _with_cut_documents(evidence: Inspection, files: Files) -> Inspection:
+    """Return the evidence with a caution for each document of a tokenizer or of generation that no reader can parse."""
+    from tieconv.inspection.token_ids import cut_off
+
+    checkpoint = evidence.checkpoint
+    cut = cut_off(files, checkpoint.companions)
+    cautions = [Caution(REFUSED_BY_READER, f"{shown(name)} is cut off: it has no closing bracket") for name in cut]
+    return replace(evidence, checkpoint=replace(checkpoint, cautions=(*checkpoint.cautions, *cautions)))
 
 
 def _with_base(evidence: Inspection, base: str | None) -> Inspection:

@@ -339,7 +339,7 @@ def test_order_is_that_of_the_arguments(models: Path, tmp_path: Path) -> None:
 
 def test_jobs_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """`-j 1` means every CPU of it, and the address is refused without it."""
-    monkeypatch.setattr("tieconv.api.check.ray_cluster", lambda _: nullcontext(SimpleNamespace(workers=8)))
+    monkeypatch.setattr("tieconv.cli.check.ray_cluster", lambda _: nullcontext(SimpleNamespace(workers=8)))
     for jobs, at_once in ((1, 8), (2, 2)):
         with engine_of("ray", None, jobs) as (executor, number):
             assert executor is not None and number == at_once

@@ -181,6 +181,25 @@ def test_a_token_without_a_row(tmp_path: Path, name: str, document: object, need
     assert all(finding.remedy and f"--to {needed} --fill mean" in finding.remedy.command for finding in found)
 
 
+def test_a_document_that_is_cut_off(tmp_path: Path) -> None:
+    """An upload that stopped leaves such a file. The weights and the config are whole."""
+    zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
+    documents = {
+        "tokenizer.json": '{"model": {"vocab": {"x": 0}}}\n',
+        "generation_config.json": "{}",
+        "vocab.json": "{}",
+    }
+    for name, text in documents.items():
+        (tmp_path / name).write_text(text)
+    assert not inspect(tmp_path).findings
+    for name in documents:
+        for text in ("", '{"model": {"vocab": {"x": 0'):
+            (tmp_path / name).write_text(text)
+            (finding,) = inspect(tmp_path).findings
+            assert (finding.rule, finding.message) == ("FMT001", f"{name} is cut off: it has no closing bracket")
+        (tmp_path / name).write_text("{}")
+
+
 def test_the_tokenizer_of_another_model(tmp_path: Path) -> None:
     """1,000 absent rows are no forgotten resize, so no command. tokenizer.json comes first."""
     zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)

@@ -452,11 +452,13 @@ def reader_refuses(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Reports a file that tieconv can read, but that the reader of its format refuses. These readers are safetensors,
-    `torch.load` with `weights_only=True`, `onnx.checker`, a session of ONNX Runtime, and the `gguf` package.
+    `torch.load` with `weights_only=True`, `onnx.checker`, a session of ONNX Runtime, and the `gguf` package. Beside a local
+    tokenizer, it reports documents that are empty or cut off. These are of the tokenizer, of generation and of processors.
 
     ## Why it matters
     The model does not load. If one tensor has a dtype that safetensors does not know, safetensors refuses the whole file.
-    transformers loads torch files with `weights_only=True`. ONNX Runtime refuses a graph with a cycle.
+    transformers loads torch files with `weights_only=True`. ONNX Runtime refuses a graph with a cycle. A tokenizer that is cut
+    off does not load either. transformers 4.57, 5.23 and 5.24 ignore such a generation config.
 
     ## Example
     A tensor of the dtype `F3`:
