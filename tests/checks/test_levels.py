@@ -602,3 +602,27 @@ def test_a_classifier_has_no_head_that_the_config_could_list(tmp_path: Path) -> 
     inspection = api.inspect(save(tmp_path / "model", config, llama()))
     assert inspection.config.effect == "No output head: LlamaForSequenceClassification has none."
     assert inspection.findings == ()
+
+
+@pytest.mark.parametrize("name", [EMBED, HEAD])
+@pytest.mark.parametrize(
+    ("value", "depths"), [(0.0, ["candidates", "full"]), (np.nan, ["full"]), (np.inf, ["full"])], ids=str
+)
+def test_a_table_without_usable_values(name: str, value: float, depths: list[str], tmp_path: Path) -> None:
+    """A probe finds a table of zeros at the default depth. A NaN or an infinity needs all bytes, so `full`."""
+    tensors = llama(head=matrix(seed=1))
+    tensors[name] = np.full_like(tensors[name], 0.0) if value == 0 else tensors[name].copy()
+    tensors[name][1, 2] = value
+    model = save(tmp_path / "model", flagged(LLAMA, False), tensors)
+    for depth in ("header", "candidates", "full"):
+        listed = [finding for finding in api.inspect(model, depth=depth).findings if finding.rule == "NUM001"]
+        assert [finding.tensors for finding in listed] == [(name,)] * (depth in depths)
+
+
+@pytest.mark.parametrize(("dtype", "reported"), [("<i8", True), ("<f2", False)])
+def test_a_table_of_a_type_that_no_quantiser_uses(dtype: str, reported: bool, tmp_path: Path) -> None:
+    """The header says it, so every depth reports it. transformers 5.23 loads such values without a message."""
+    tensors = {**llama(), HEAD: matrix(seed=1).astype(dtype)}
+    model = save(tmp_path / "model", flagged(LLAMA, False), tensors)
+    rules = [finding.rule for finding in api.inspect(model, depth="header").findings]
+    assert rules == ["NUM001"] * reported

@@ -249,7 +249,16 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "automatic": ({"dtype": "auto"}, 'dtype in the config is "auto", and torch has no such type'),
     "a usual dtype before an unknown one": ({"dtype": "float16", "torch_dtype": "fp16"}, ""),
     "other names of torch": ({"dtype": "half", "torch_dtype": None}, ""),
-    "eight bits": ({"dtype": "float8_e4m3fn"}, ""),
+    "eight bits": (
+        {"dtype": "float8_e4m3fn"},
+        'is "float8_e4m3fn", and a model needs a floating-point type of 16 bits',
+    ),
+    "integers": (
+        {"torch_dtype": "int8"},
+        'torch_dtype in the config is "int8", and a model needs a floating-point type',
+    ),
+    "integers of a part": ({"text_config": {"dtype": "int8"}}, ""),
+    "integers of a quantised model": ({"dtype": "int8", "quantization_config": {"quant_method": "acme"}}, ""),
     "no dtype": ({"dtype": None}, ""),
     "an unknown type": ({"model_type": "llamaa"}, "has no model of type llamaa"),
     "another program's type": ({"model_type": "acme", "architectures": ["AcmeForCausalLM"]}, ""),

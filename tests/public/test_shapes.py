@@ -262,8 +262,8 @@ def test_one_parameter_is_one(tmp_path: Path) -> None:
 
 def test_a_second_head_is_named(tmp_path: Path) -> None:
     """Two heads and no class that chooses: the finding names both. A head of an added block is not one of them."""
-    head = {"a.lm_head.weight": torch.zeros(96, 32), "b.c.lm_head.weight": torch.zeros(96, 16)}
-    save_file({**head, "mtp.0.lm_head.weight": torch.zeros(96, 32)}, tmp_path / "model.safetensors")
+    head = {"a.lm_head.weight": torch.ones(96, 32), "b.c.lm_head.weight": torch.ones(96, 16)}
+    save_file({**head, "mtp.0.lm_head.weight": torch.ones(96, 32)}, tmp_path / "model.safetensors")
     (finding,) = api.inspect(tmp_path).findings
     assert finding.rule == "TIE012" and finding.tensors == tuple(head)
     assert finding.message.endswith("b.c.lm_head.weight has a name of the same kind.")
@@ -271,7 +271,7 @@ def test_a_second_head_is_named(tmp_path: Path) -> None:
 
 def test_a_tie_of_an_unknown_class_needs_one_shape(tmp_path: Path) -> None:
     """No finding says what an unknown class needs or what its loaders do."""
-    tables = {"model.embed_tokens.weight": torch.zeros(96, 32), "lm_head.weight": torch.zeros(32, 96)}
+    tables = {"model.embed_tokens.weight": torch.ones(96, 32), "lm_head.weight": torch.ones(32, 96)}
     save_file(tables, tmp_path / "model.safetensors")
     config = {"architectures": ["AcmeForCausalLM"], "model_type": "acme", "tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -143,6 +143,8 @@ def cannot_build(inspection: Inspection) -> bool:
 _TORCH_TYPES = re.compile(r"half|bfloat16|float|double|chalf|cfloat|cdouble|bool|int|long|short|[a-z]+[0-9]+[a-z0-9_]*")
 """Names of types in torch, and what is spelled like one. Of those with a number, only two short forms are refused."""
 _SHORT_TYPES = re.compile("b?fp?[0-9]+")
+_NOT_OF_WEIGHTS = re.compile("u?int[0-9]*|bool|long|short|float8_.*|complex[0-9]+|chalf|cfloat|cdouble")
+"""Types of torch that transformers 5.23 and 5.24 refuse at the top of a config. They ignore those of a part."""
 
 
 def refused_config(inspection: Inspection) -> str:
@@ -150,11 +152,11 @@ def refused_config(inspection: Inspection) -> str:
 
     5.0 compares the layers of a few classes. It was not measured with another dtype.
     """
-    return _unlisted_layers(inspection) or _unknown_dtype(inspection)
+    return _unlisted_layers(inspection) or _refused_dtype(inspection)
 
 
-def _unknown_dtype(inspection: Inspection) -> str:
-    """Return that a config names a dtype that torch does not have. `from_dict` looks it up in torch."""
+def _refused_dtype(inspection: Inspection) -> str:
+    """Return that a config names a dtype that torch does not have, or that no model has. `from_dict` looks it up."""
     if inspection.family.knowledge is not Knowledge.TABLE or inspection.checkpoint.format not in (
         "safetensors",
         "torch",
@@ -167,6 +169,10 @@ def _unknown_dtype(inspection: Inspection) -> str:
         if isinstance(name, str) and (_SHORT_TYPES.fullmatch(name) or not _TORCH_TYPES.fullmatch(name)):
             path = f"{level}.{key}".lstrip(".")
             return f"{shown(path)} in the config is {shown(json.dumps(name))}, and torch has no such type"
+        quantised = any(entry.startswith("quant") for entry in values)
+        if isinstance(name, str) and not (level or quantised) and _NOT_OF_WEIGHTS.fullmatch(name):
+            needed = "a floating-point type of 16 bits or more"
+            return f"{key} in the config is {shown(json.dumps(name))}, and a model needs {needed}"
     return ""
 
 

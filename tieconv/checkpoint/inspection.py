@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
@@ -142,6 +142,8 @@ class Inspection(_Layers, Printed):
     ``quantised`` describes a quantised embedding and head, ``quantisation`` what the config says about quantisation.
     ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts. ``live``
     is set for a module in memory. ``not_compared`` counts the tensors that only depth ``full`` compares.
+    ``unusable`` says which tables hold ``zeros`` alone, or a ``NaN or infinity``. Only depth ``full`` looks for these.
+    It also has the type of a table in which no quantiser stores one.
     """
 
     checkpoint: Checkpoint
@@ -168,6 +170,7 @@ class Inspection(_Layers, Printed):
     quantisation: DeclaredQuantisation | None = None
     live: LiveModel | None = None
     not_compared: NotCompared | None = None
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def word_tie(self) -> Tie | None:

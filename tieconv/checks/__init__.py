@@ -75,6 +75,7 @@ def _is_usual(inspection: Inspection) -> bool:
         and not (checkpoint.cautions or checkpoint.special or checkpoint.orphans or checkpoint.adapter)
         and "adapter_config.json" not in checkpoint.companions
         and not inspection.duplicates
+        and not inspection.unusable
         and inspection.quantised is None
         and embedding is not None
         and embedding.shape[:1] == (config.get("vocab_size"),)

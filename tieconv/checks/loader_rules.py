@@ -117,9 +117,9 @@ def loader_refuses(inspection: Inspection) -> Iterator[Finding]:
     ## What it does
     Reports loaders that will end with an error. They need a name that is not stored, do not know a stored name, or do not
     read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`). Without that it reports a
-    class that transformers 5 cannot build, and a config that it refuses. Its
-    `layer_types` does not list each layer, or torch does not have its dtype (`fp16`). Or the `model_type` of a known class
-    is missing or unknown.
+    class that transformers 5 cannot build, and a config that it refuses. Its `layer_types` does not list each layer, or
+    torch does not have its dtype (`fp16`). The dtype is an integer or of 8 bits, in a model that is not quantised. Or the
+    `model_type` of a known class is missing or unknown.
 
     For a GGUF file it always predicts llama.cpp. It reports missing keys, tensors that libllama does not use, and shapes
     that contradict the metadata. It does that for 56 architectures, whose faulty files libllama refused.

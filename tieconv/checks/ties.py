@@ -551,15 +551,19 @@ def _rest(member: Member) -> str:
 
 @rule("NUM001", "nan-in-tie", Level.ERROR)
 def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
-    """Equal copies of a tied tensor hold a NaN.
+    """Equal copies of a tied tensor hold a NaN, or a table is unusable.
 
     ## What it does
-    Reports two copies of a tied tensor that are byte-identical and contain at least one NaN.
+    Reports two copies of a tied tensor that are byte-identical and contain at least one NaN. It also reports an embedding
+    or a head of zeros alone. It reports one of a type that no quantiser uses, such as `BOOL`. With `--depth full` it
+    reports each embedding or head with a NaN or an infinity. The default depth reads no whole table for that. Of a remote
+    table it looks at the type alone. Tables of other formats than safetensors and torch files are not looked at.
 
     ## Why it matters
     transformers 5 compares values before it ties. A NaN equals nothing, not even itself. So transformers 5 prints a warning
     and leaves the two untied, but transformers 4 ties them. If training or a resize follows, the model has two tensors
-    instead of one. A NaN in an embedding is also a sign of a broken run.
+    instead of one. A NaN in an embedding is also a sign of a broken run. A model with a table of zeros cannot distinguish
+    tokens. No class of transformers starts with one.
 
     ## Example
     `"tie_word_embeddings": true`, both names stored, one NaN in each:
@@ -570,14 +574,17 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv retie` stores one copy, which every version ties. Then find the cause of the NaN: the row belongs to a token
-    that no input may contain.
+    that no input may contain. `tieconv analyze` counts the rows with a NaN, and those of zeros. Save a table of zeros again
+    from the run that trained it.
     """
-    # Yield one finding for each tied group of equal copies with a NaN.
+    # Yield one finding for each tied group of equal copies with a NaN, and for each other table.
+    with_nan = set[str]()
     for tie in inspection.ties:
         equal = [member for member in tie.members if member.state is not State.CAST]
         copies = [member.name for member in equal if member.relation.holds_nan]
         if copies:
             canonical = evidence.reference(tie)
+            with_nan |= {canonical, *copies}
             yield nan_in_tie.finding(
                 f"{evidence.are_copies(copies, canonical)}, and {evidence.verb(copies, 'both', 'all')} hold a NaN. "
                 "transformers 5 treats them as different and does not tie them.",
@@ -585,3 +592,13 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
                 level=evidence.certain(inspection, Level.ERROR),
                 remedy=remedies.merge(inspection, tie),
             )
+    level = evidence.certain(inspection, Level.ERROR)
+    for name, fault in inspection.unusable.items():
+        if fault == "zeros":
+            text = f"{name} is all zero. The model cannot distinguish tokens."
+        elif fault == "NaN or infinity":
+            text = f"{name} holds a NaN or an infinity. The logits that depend on it are not finite."
+        else:
+            text = f"{name} has the type {fault}. No quantiser stores a table so, and transformers 5 uses the values."
+        if name not in with_nan:
+            yield nan_in_tie.finding(text, [name], level=level)

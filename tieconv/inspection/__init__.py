@@ -15,7 +15,7 @@ from tieconv.checkpoint.weight_file import FLOATS, StorageUse, TensorRecord
 from tieconv.inspection.declared import effect, gated, understand, with_shared_storage
 from tieconv.inspection.quantised import declared_quantisation
 from tieconv.inspection.ties import find_shadows, survey, view_head
-from tieconv.inspection.view_reader import is_costly, is_sampled
+from tieconv.inspection.view_reader import is_costly, is_sampled, read, readable
 
 
 def inspect_checkpoint(
@@ -64,6 +64,7 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else (),
         not_compared=_not_compared(tensors, view, played, reader, depth),
+        unusable=_unusable(tensors, view, reader, depth) if checkpoint.format in ("safetensors", "torch") else {},
         quantisation=declared_quantisation(checkpoint.quantisation_values, family),
     )
     inspection = _with_quantised(inspection, reader)
@@ -125,6 +126,37 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
         if isinstance(member.relation, Identical)
     }
     return replace(tie, members=tuple(marked.get(member.name, member) for member in tie.members))
+
+
+_NEVER_A_TABLE = frozenset({"BOOL", "I16", "U16", "I64", "U64", "C64"})
+"""Types in which no quantiser stores a matrix. transformers 5.23 computes with the values as they are."""
+
+
+def _unusable(tensors: Mapping[str, TensorRecord], view: Head, reader: ByteReader, depth: Depth) -> Mapping[str, str]:
+    """Return what makes the embedding or the head unusable, by name. Only depth ``full`` looks for a NaN."""
+    names = sorted({part.name for part in (view.input_embedding, view.output_head) if part and part.name in tensors})
+    faults = {name: tensors[name].dtype for name in names if tensors[name].dtype in _NEVER_A_TABLE}
+    if depth is not Depth.HEADER and not (depth is Depth.CANDIDATES and is_sampled(reader)):
+        faults |= {name: _fault(reader, tensors[name], depth) for name in names if tensors[name].dtype in FLOATS}
+    return {name: fault for name, fault in faults.items() if fault}
+
+
+_PROBE = 512
+"""Bytes in the middle of a table that show, without a measurable delay, that it is not all zero."""
+
+
+def _fault(reader: ByteReader, record: TensorRecord, depth: Depth) -> str:
+    dense_reader, (dense,) = readable(reader, (record,))
+    size = dense.range.size
+    if not size:
+        return ""
+    middle = size // 2 - size // 2 % 8
+    probe = read(dense_reader, dense.range, middle, min(_PROBE, size - middle))
+    if any(probe) and depth is not Depth.FULL:
+        return ""
+    from tieconv.inspection.equality import unusable  # few tables have such zeros
+
+    return unusable(reader, record, nan=depth is Depth.FULL)
 
 
 def _duplicates(

@@ -430,6 +430,22 @@ def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
     )
 
 
+def unusable(reader: ByteReader, record: TensorRecord, *, nan: bool) -> str:
+    """Return what no trained table has: ``zeros`` alone, or with ``nan`` a ``NaN or infinity``; else nothing.
+
+    Raises what the reader raises.
+    """
+    reader, (record,) = view_reader.readable(reader, (record,))
+    if all_zero(reader, record.range):
+        return "zeros"
+    layout = _LAYOUTS.get(record.dtype)
+    if layout is None or not nan:
+        return ""
+    blocks = view_reader.stream(reader, record.range, holes=False)
+    broken = any(_may_hold_nan(block, layout) and _largest(block, layout) >= layout.infinity for block in blocks)
+    return "NaN or infinity" if broken else ""
+
+
 class NanWatch:
     """Watch the blocks of a tensor for a NaN, for a reader that keeps the answer (``nans``)."""
 
