@@ -52,6 +52,8 @@ def without(tensors: Tensors, *names: str) -> dict[str, Any]:
 
 
 LARGE: Config = {**FOUR, "vocab_size": 70_000}
+LARGE_T5: Config = {**T5, "vocab_size": LARGE["vocab_size"], "num_layers": 2, "num_decoder_layers": 2}
+T5_NORMS = {f"{part}.final_layer_norm.weight": matrix() for part in ("encoder", "decoder")}
 WHOLE = {**llama(), **NORM, **layers(range(4))}
 CASES: dict[str, tuple[Config | None, Tensors, str]] = {
     "whole": (FOUR, WHOLE, ""),
@@ -173,6 +175,22 @@ CASES: dict[str, tuple[Config | None, Tensors, str]] = {
     "no layer in a large file, and a name that the class lacks": (
         LARGE,
         {EMBED: matrix(LARGE["vocab_size"]), "blocks": matrix()},
+        "",
+    ),
+    "one of two lists in a large file": (
+        LARGE_T5,
+        {"shared.weight": matrix(LARGE["vocab_size"]), **T5_NORMS, **layers([0, 1], "encoder.block.")},
+        "decoder.block.0 and decoder.block.1 are not stored, but the config says 2 layers (num_decoder_layers). "
+        "transformers fills them with untrained values.",
+    ),
+    "one of two lists in a large file, and the last number in another name": (
+        LARGE_T5,
+        {
+            "shared.weight": matrix(LARGE["vocab_size"]),
+            **T5_NORMS,
+            **layers([0, 1], "encoder.block."),
+            "decoder.layers.1.weight": matrix(),
+        },
         "",
     ),
     "a large file without a number of layers": (

@@ -174,8 +174,7 @@ def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
 
 
 def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
-    yield from _shared_layers(inspection)
-    yield from _every_layer(inspection)
+    yield from _absent_lists(inspection)
     checkpoint = inspection.checkpoint
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
     quantised = quantised and checkpoint.format != "gguf"  # its codes have the usual names
@@ -216,33 +215,43 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
                 yield Missing(f"the other {total - 1} layers have {'it' if len(lacking) == 1 else 'them'}", lacking)
 
 
-def _shared_layers(inspection: Inspection) -> Iterator[Missing]:
-    """Yield the lists of layers that transformers 4 leaves out if it shares those of the encoder and the decoder."""
-    checkpoint = inspection.checkpoint
-    starts = [start for start, *_ in layer_lists(inspection.family)]
-    absent = [start for start in starts if not any(name.startswith(start) for name in checkpoint.tensors)]
-    if checkpoint.config_values.get("tie_encoder_decoder") is True and 0 < len(absent) < len(starts):
-        yield Missing("the config sets tie_encoder_decoder", [start.rstrip(".") for start in absent], shared=True)
+def _absent_lists(inspection: Inspection) -> Iterator[Missing]:
+    """Yield the lists of layers without a stored layer, if no other name of the file can hold one.
 
-
-def _every_layer(inspection: Inspection) -> Iterator[Missing]:
-    """Yield the first list of layers if the file stores only tables and what is beside the layers.
-
-    Another name may hold a layer: then nothing is claimed.
+    If another list is stored, a name outside it with the number of the last layer can. Else each name can that is
+    neither a table's nor beside the first list. transformers 4 leaves out the lists that it shares with
+    `tie_encoder_decoder`.
     """
-    checkpoint, family = inspection.checkpoint, inspection.family
-    if not family.trusted or checkpoint.unread or checkpoint.adapter is not None or not checkpoint.tensors:
+    checkpoint, family, names = inspection.checkpoint, inspection.family, inspection.checkpoint.tensors
+    begins = {
+        start: next((begin for begin in _begins(family, start) if any(name.startswith(begin) for name in names)), None)
+        for start, *_ in layer_lists(family)
+    }
+    stored = tuple(filter(None, begins.values()))
+    absent = [entry for entry in layer_lists(family) if begins[entry[0]] is None]
+    if checkpoint.config_values.get("tie_encoder_decoder") is True:
+        if stored and absent:
+            listed = [start.rstrip(".") for start, *_ in absent]
+            yield Missing("the config sets tie_encoder_decoder", listed, shared=True)
         return
-    start, key, _, beside, _ = next(iter(layer_lists(family)), ("", "", False, (), ()))
-    level, _, name_of_total = key.rpartition(".")
-    total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)
+    unsure = not family.trusted or checkpoint.unread or checkpoint.adapter is not None or checkpoint.mlx
+    if unsure or not (names and absent) or family.body_of or not _is_large(inspection):
+        return
+    start, _, _, beside, _ = absent[0]
     parent = start[: start.rstrip(".").rfind(".") + 1]
     known = {*known_names(family), *(f"{parent}{name}" for name in beside)}
-    if type(total) is not int or not 0 < total <= _MOST_LAYERS:
-        return
-    if known.issuperset(checkpoint.tensors) and _is_large(inspection):
-        absent = [f"{start}{number}" for number in range(total)]
-        yield Missing(f"the config says {count(total, 'layer')} ({key})", absent)
+    outside = [name.split(".") for name in names if not name.startswith(stored)] if stored else []
+    for start, key, *_ in absent if stored or known.issuperset(names) else ():
+        level, _, name_of_total = key.rpartition(".")
+        total = (nested(checkpoint.config_values, level) or {}).get(name_of_total)
+        if type(total) is int and 0 < total <= _MOST_LAYERS and not any(str(total - 1) in steps for steps in outside):
+            layers = [f"{start}{number}" for number in range(total)]
+            yield Missing(f"the config says {count(total, 'layer')} ({key})", layers)
+
+
+def _begins(family: Family, start: str) -> tuple[str, ...]:
+    """Return how the names of a list may begin: with and without the prefix of the base model."""
+    return start, start.removeprefix(f"{family.prefix}.")
 
 
 def _always(family: Family, names: Collection[str]) -> str:
@@ -412,7 +421,7 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
         total = (nested(config, level) or {}).get(name_of_total)
         if type(total) is not int or not 0 < total <= _MOST_LAYERS:
             continue
-        for begin in (start, start.removeprefix(f"{family.prefix}.")):
+        for begin in _begins(family, start):
             layers: dict[str, set[str]] = {}
             for name in [name for name in names if name.startswith(begin)]:
                 number, _, leaf = name[len(begin) :].partition(".")

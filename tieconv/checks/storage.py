@@ -240,8 +240,9 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
-    It also reports parameters that the class always has, in each layer or beside them, such as the last norm. If all layers
-    of a class are equal, it reports the weights and biases that a single layer lacks. It compares no values.
+    Of a file of 1 MiB or more, it reports each list of layers that no other name can hold. It also reports parameters
+    that the class always has, in each layer or beside them, such as the last norm. If all layers of a class are equal, it
+    reports the weights and biases that a single layer lacks. It compares no values.
 
     The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. The class must
     be in the table, or have a type of the table and no head. The stored layers must have its names. A file of less than
