@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import os
+import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import pytest
 
 import tieconv
 import tieconv.cli
+from fixtures.cases import CASES
+from tests.cli.run import ok
 from tieconv import api
 
 
@@ -51,6 +54,28 @@ def test_a_subject_is_loaded_alone(models: Path) -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in loaded if name.startswith("tieconv.api.")] == ["tieconv.api.evidence"]
     assert not {"tieconv.plans", "tieconv.planned", "tieconv.gate", "tieconv.execute"} & set(loaded)
+
+
+def test_help_starts_with_what_one_needs() -> None:
+    """`help(tieconv)` names the first functions before the packages."""
+    first = pydoc.plain(pydoc.render_doc(tieconv)).partition("PACKAGE CONTENTS")[0]
+    assert [name for name in tieconv.__all__ if f"    {name}(" in first] == [
+        "check", "diff", "inspect", "plan_retie", "plan_untie",
+    ]  # fmt: skip
+
+
+def test_the_first_line_of_the_command_is_an_attribute(tmp_path: Path) -> None:
+    """`headline` says what is loaded, where `config.verdict` is what the config says."""
+    inspection = tieconv.inspect(CASES["C01"].build(tmp_path / "model"))
+    assert inspection.headline == ok("inspect", tmp_path / "model").stdout.partition("\n")[0]
+    assert inspection.headline.startswith("Untied in transformers 5: ") and inspection.config.verdict == "tied"
+
+
+def test_a_message_is_explained() -> None:
+    """By the message, or by the words of a symptom; an unknown one has no case."""
+    assert [*tieconv.explain("KeyError: 'lm_head.weight'")] == ["C04", "C61"]
+    assert tieconv.explain("NaN logits")["C53"]["rules"] == ["NUM001 (nan-in-tie)"]
+    assert tieconv.explain("CUDA out of memory") == {}
 
 
 def test_what_costs_or_destroys_is_asked_for() -> None:

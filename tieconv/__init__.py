@@ -1,4 +1,13 @@
-"""Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints."""
+"""Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.
+
+Start with these five functions. Each takes the path of a model; see `help(tieconv.inspect)` and docs/python.md.
+
+    inspect(path)      Is the head tied (`.headline`), and what is wrong (`.findings`)?
+    check(paths)       May the models be released? `.exit_code` is that of the command.
+    diff(one, two)     Do two models compute the same?
+    plan_untie(path)   What would untying write? `.execute(out)` writes it.
+    plan_retie(path)   What would re-tying write? `.execute(out)` writes it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,7 @@ from tieconv.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tieconv.api.analysis import analyze, analyze_revisions
-    from tieconv.api.check import check
+    from tieconv.api.check import check, explain
     from tieconv.api.evidence import diff, inspect
     from tieconv.api.graphs import export, parity, plan_export, plan_graph_dedup, plan_graph_untie
     from tieconv.api.hub import plan_push, push
@@ -45,14 +54,15 @@ __all__ = [
     "Analysis", "CheckReport", "Comparison", "Depth", "DestinationError", "Evolution", "ExportOutcome", "GraphOutcome",
     "Inspection", "MissingPackageError", "Outcome", "Parity", "PlannedWrite", "Push", "RefusedError", "SettingsError",
     "TieconvError", "UnknownConsumerError", "UnreadableError", "__version__", "analyze", "analyze_revisions", "check",
-    "diff", "export", "inspect", "parity", "plan_bias", "plan_convert", "plan_dedup", "plan_export", "plan_graph_dedup",
-    "plan_graph_untie", "plan_push", "plan_reindex", "plan_resize", "plan_retie", "plan_set_tie", "plan_untie", "push",
+    "diff", "explain", "export", "inspect", "parity", "plan_bias", "plan_convert", "plan_dedup", "plan_export",
+    "plan_graph_dedup", "plan_graph_untie", "plan_push", "plan_reindex", "plan_resize", "plan_retie", "plan_set_tie",
+    "plan_untie", "push",
 ]  # fmt: skip
 
 
 _HOMES = {
     "api.analysis": ("analyze", "analyze_revisions"),
-    "api.check": ("check",),
+    "api.check": ("check", "explain"),
     "api.evidence": ("diff", "inspect"),
     "api.graphs": ("export", "parity", "plan_export", "plan_graph_dedup", "plan_graph_untie"),
     "api.hub": ("plan_push", "push"),

@@ -26,6 +26,11 @@ EXAMPLES = {
 >>> tieconv.diff("model", "tied").same_function
 True
 """,
+    "explain": """\
+>>> cases = tieconv.explain("the loss is NaN")
+>>> cases["C53"]["rules"]
+['NUM001 (nan-in-tie)']
+""",
     "inspect": """\
 >>> inspection = tieconv.inspect("model")
 >>> inspection
@@ -152,8 +157,11 @@ GraphOutcome('graph/model.onnx', dedup, not executed)
 """,
     "Inspection": """\
 >>> inspection = tieconv.inspect("model")
->>> inspection.word_tie.canonical, inspection.config.verdict
-('model.embed_tokens.weight', 'tied')
+>>> inspection.headline, inspection.word_tie.canonical
+('Tied: tie_word_embeddings is true.', 'model.embed_tokens.weight')
+>>> diverged = tieconv.inspect("diverged")
+>>> diverged.headline.partition(":")[0], diverged.config.verdict
+('Untied in transformers 5', 'tied')
 >>> print(inspection)  # the JSON of `tieconv inspect --json`
 {
   "schema": "tieconv.inspect/1",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from tieconv.checks.evidence import Rule
     from tieconv.gate.policy import Policy
     from tieconv.gate.ray_executor import RayExecutor
+
+
+def explain(message: str) -> dict[str, Mapping[str, Any]]:
+    """Return the cases that a message of another program, or a symptom, may have; empty if none is known.
+
+    Each has the keys ``symptom``, ``messages``, ``rules``, ``fix`` and ``guide``, a page of the documentation. Keys are
+    the names of docs/cases.md, such as ``C01``. Of several cases, `inspect` shows which one it is.
+    """
+    return find_cases(message) or cases_by_words(message)
 
 
 def check(

@@ -60,7 +60,7 @@ class ConfigView:
 
     @property
     def verdict(self) -> str:
-        """``tied``, ``untied``, or ``unknown``."""
+        """What the config says: ``tied``, ``untied``, or ``unknown``. See `Inspection.headline` for what is loaded."""
         if not self.known:
             return "unknown"
         return "tied" if self.effective else "untied"
@@ -135,6 +135,9 @@ class _Layers:
 class Inspection(_Layers, Printed):
     """Evidence about one model. ``str()`` returns the `tieconv.inspect/1` JSON.
 
+    ``headline`` answers whether the loaded head is tied, as the first line of `tieconv inspect` does. ``findings`` say
+    what is wrong. ``config.verdict`` is what the config says alone: the stored tensors may have another effect.
+
     ``base`` is the header-level evidence about an adapter's base model, if that is available. ``consumers`` are the
     predictions for each loader, if requested. ``fetched`` is the network cost of a remote model. ``tokenizer_rows`` are
     the rows that the tokenizer's ids need, read only if config and tensors disagree about them. ``tokenizer_unread`` is
@@ -171,6 +174,13 @@ class Inspection(_Layers, Printed):
     live: LiveModel | None = None
     not_compared: NotCompared | None = None
     unusable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """The first line of `tieconv inspect`: whether the loaded head is tied, and why."""
+        if self.base is not None:
+            return f"The base model is {self.base.config.verdict}."
+        return self.config.effect or self.config.why
 
     @property
     def word_tie(self) -> Tie | None:

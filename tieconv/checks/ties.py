@@ -150,29 +150,30 @@ def flag_type(inspection: Inspection) -> Iterator[Finding]:
     Reports a `tie_word_embeddings`, at any level, that is a string, a number or null. It also says if the head is missing.
 
     ## Why it matters
-    transformers 5 refuses to load such a config (measured with 5.23: "expected bool, got str"). Some loaders use the truth
-    value, so the string `"false"` means true. Others compare it with true and false, so it means neither.
+    transformers 5 refuses to load such a config (measured with 5.23: "expected bool, got str"). transformers 4 uses the truth
+    value (4.57): null, 0 and `""` are false, and other texts true, even `"False"`. Other loaders compare it with a boolean.
 
     ## Example
 
         error TIE013: tie_word_embeddings is 'true', which is not a JSON boolean.
-        transformers 5 refuses to load the config. Other loaders disagree about its
-        meaning. lm_head.weight is missing, so a loader that reads false fills it
-        with random values.
+        transformers 5 refuses to load the config. transformers 4 takes it as true,
+        like any text. Other loaders may not. lm_head.weight is missing, so a loader
+        that reads false fills it with random values.
 
     ## How to fix
-    `tieconv retie` or `tieconv untie` writes a boolean. The remedy is the command that keeps the stored tensors. If the
-    flag should have the opposite value, edit the config instead.
+    `tieconv retie` or `tieconv untie` writes a boolean. The remedy is the command that keeps the stored tensors. If the head
+    is missing and the value reads like false, review it first. If the flag should have the opposite value, edit the config.
     """
     # Yield one finding for each level whose value is not a boolean.
     head_tie = evidence.head_tie(inspection)
     missing = "" if head_tie is None or not evidence.is_missing(inspection, head_tie[1]) else head_tie[1].name
     for entry in evidence.unclear_flags(inspection):
         value = "null" if entry.value is None else repr(entry.value)
+        text = ", like any text" if entry.value and isinstance(entry.value, str) else ""
         sentences = [
             f"{shown(entry.path)} is {shown(value)}, which is not a JSON boolean.",
             "transformers 5 refuses to load the config.",
-            "Other loaders disagree about its meaning.",
+            f"transformers 4 takes it as {'true' if entry.value else 'false'}{text}. Other loaders may not.",
         ]
         if missing:
             sentences.append(f"{shown(missing)} is missing, so a loader that reads false fills it with random values.")
@@ -181,7 +182,8 @@ def flag_type(inspection: Inspection) -> Iterator[Finding]:
 
 def _remedy(inspection: Inspection, *, is_missing: bool) -> Remedy | None:
     head_tie = evidence.head_tie(inspection)
-    if is_missing and not inspection.config.effective:
+    texts = [entry.value.lower() for entry in evidence.unclear_flags(inspection) if isinstance(entry.value, str)]
+    if is_missing and not (inspection.config.effective and "false" not in texts):
         return remedies.retie(inspection, safe=False)
     if head_tie is None or not head_tie[0].consistent or not head_tie[0].canonical_stored:
         return None

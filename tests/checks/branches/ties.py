@@ -186,6 +186,7 @@ CASES: dict[str, Case] = {
     "TIE012 nothing known": (REMOTE, {"conv.weight": matrix()}),
     "TIE012 the embedding under another name": (UNTIED, {HEAD: matrix(seed=1), "wte.weight": matrix(), **NORM}),
     "TIE013 true as text": (flagged(LLAMA, "true"), llama()),
+    "TIE013 false as text": (flagged(LLAMA, "False"), llama()),
     "TIE013 empty text, own head": (flagged(LLAMA, ""), OWN),
     "TIE013 text, own head": (flagged(LLAMA, "yes"), OWN),
     "TIE013 zero, copy": (flagged(LLAMA, 0), COPY),

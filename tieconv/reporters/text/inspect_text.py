@@ -231,9 +231,7 @@ def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterat
 # The first three lines of an inspection: whether the head is tied, what is wrong, and what to run.
 def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
     """Yield the three lines, wrapped to ``width``. A finding about the files comes before one about loaders."""
-    base, config = inspection.base, inspection.config
-    sentence = f"The base model is {base.config.verdict}." if base else config.effect or config.why
-    yield from wrapped(sentence, "", width)
+    yield from wrapped(inspection.headline, "", width)
     by_level: dict[str, list[Finding]] = {level: [] for level in LEVEL_STYLES}
     for finding in inspection.findings:
         by_level[finding.level].append(finding)
