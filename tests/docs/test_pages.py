@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,12 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_no_row_of_a_table_stands_twice() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+        assert not [row for row, after in pairwise(rows) if row == after], page
 
 
 def test_pages_are_up_to_date(generator: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
