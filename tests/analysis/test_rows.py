@@ -28,6 +28,7 @@ from tieconv.analysis.rows_section import _frequency_sentence, read_counts
 from tieconv.analysis.subject import read_tokens
 from tieconv.analysis.tables import digests, duplicates, lengths, overlap, points, ranges
 from tieconv.checkpoint.results.analysis import POINTS, Analysis, Measure, Section
+from tieconv.reporters.html.analyze_page import render_analysis
 from tieconv.sources.local import open_files
 
 
@@ -35,6 +36,20 @@ def figure(analysis: Analysis, title: str, name: str) -> Measure:
     section = analysis.section(title)
     assert section is not None
     return next(measure for measure in section.measures if measure.name == name)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_figure_has_a_meaning(tmp_path: Path, tied: bool) -> None:
+    """Rows that say nothing themselves too; a page explains each term of its figures."""
+    build(tmp_path, tied=tied)
+    with editing(tmp_path) as values:
+        values["model.embed_tokens.weight"][3] = 0
+    analysis = tieconv.analyze(tmp_path)
+    figures = [measure for section in analysis.sections for measure in section.measures]
+    assert [measure.name for measure in figures if not measure.meaning] == []
+    page = render_analysis(analysis)
+    for name, term in (("P@1", "P@1: the share"), ("cka", "CKA: how alike"), ("residual", "Residual: the length")):
+        assert (term in page) is any(name in measure.name for measure in figures)
 
 
 def test_padding_zeros_and_copies_are_counted(tmp_path: Path) -> None:
@@ -311,7 +326,7 @@ def test_a_table_of_zeros_leads(tmp_path: Path, which: str) -> None:
     with editing(tmp_path) as values:
         rows = len(values[f"{zeroed}.weight"].zero_())
     answer = tieconv.analyze(tmp_path).headline.answer
-    assert answer.startswith(f"All {rows} rows of {zeroed}.weight are zeros. Restore them from an earlier save.")
+    assert answer.startswith(f"All {rows} rows of {zeroed}.weight are zeros. Restore the values from an earlier save.")
     if not tied:
         refusal = refused("analyze --similarity", tmp_path)
         assert "common rows are zeros, NaN or infinite in one of them" in refusal and "tokenizer" not in refusal

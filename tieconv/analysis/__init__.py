@@ -93,7 +93,7 @@ def _defects(findings: Findings) -> str:
             sentences.append(f"{count(broken, 'row')} of {name} {'holds' if broken == 1 else 'hold'} NaN or infinity.")
         elif not rows.any():
             sentences.append(f"All {count(len(rows), 'row')} of {name} are zeros.")
-    return " ".join([*sentences, "Restore them from an earlier save."] if sentences else [])
+    return " ".join([*sentences, "Restore the values from an earlier save."] if sentences else [])
 
 
 def _kind(findings: Findings) -> str:

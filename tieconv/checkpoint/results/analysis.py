@@ -35,6 +35,23 @@ class Kinship(StrEnum):
     UNKNOWN = "unknown"  # not readable as two tables of floats, or too few rows to decide
 
 
+_MEANINGS = {
+    "rows that differ": "rows of the head that are not those of the embedding, byte for byte",
+    "rows of zeros": "their logit is 0 for every input. Padding may have such rows; restore those of tokens",
+    "rows of the head with NaN": "the logits of these tokens are not numbers. Restore the rows from an earlier save",
+    "rows equal": "these tokens always get the same logit. Padding and reserved tokens may have such rows",
+    "rows": "the token ids that the table has a row for",
+    "columns": "the numbers of each row (the hidden size)",
+    "differing rows": "rows that differ, of ids that the tokenizer never gives: no text reaches them",
+    "measured probability": "on the text. Compare it with the floor, the share of such rows",
+    "mean": "the same number for every token would change no probability",
+    "standard deviation": "how much the bias prefers some tokens. 0 is a bias that changes no probability",
+    "top-1": "share of the text whose most likely next token stays the same",
+    "gradient": "how strongly a training step on the text changes the table from this end",
+    "cosine of the two": "1 if both ends change the table in one direction, and 0 if neither disturbs the other",
+    "slope": "how much the value grows if a token is e times as frequent",
+}
+"""The meaning of figures whose name starts so, if the figure itself says nothing."""
 POINTS = 4096
 """The most points of one series: longer series are thinned evenly."""
 
@@ -55,6 +72,11 @@ class Measure(Listed):
     n: int | None = None
     unit: str = ""
     says: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """What the figure means for people: ``says``, or the meaning of every figure of that name."""
+        return self.says or next((text for start, text in _MEANINGS.items() if self.name.startswith(start)), "")
 
     @property
     def units(self) -> str:

@@ -19,6 +19,18 @@ _LEGEND = (
     "n: the number of rows or tokens behind a figure."
 )
 
+_TERMS = {
+    "residual": "Residual: the length of what a map leaves, as a share of the head. 0 is equal, and 1 is unrelated.",
+    "P@1": "P@1: the share of rows that are nearest to the row of the same token.",
+    "R²": "R²: the share of the values that a map explains, from 0 to 1.",
+    "procrustes": "Procrustes: the rotation that brings one table closest to the other.",
+    "cka": "CKA: how alike the similarities of all tokens are in both tables.",
+    "rsa": "RSA: how alike the similarities of random pairs of tokens are.",
+    "directions used": "Participation ratio: how many directions the rows use evenly.",
+    "KL": "KL: how far the probabilities of the next token move. 0 nats leaves them as they are.",
+}
+"""The terms of the figures, each explained once on a page that has it."""
+
 
 def render_analysis(analysis: Analysis) -> str:
     """Return the page. Every text is escaped, and the page forbids the browser to load or run anything."""
@@ -47,7 +59,9 @@ def _body(analysis: Analysis) -> Iterator[str]:
             ceilings = {measure.name: measure.ceiling for measure in section.figures}
             yield from _table(section.figures, len(section.figures) <= _OPEN, "", "ceiling", ceilings)
         yield "</section>"
-    yield f"<footer><p>{_LEGEND}</p>"
+    names = " ".join(measure.name for section in analysis.beyond_headline for measure in section.figures)
+    terms = " ".join(text for term, text in _TERMS.items() if term in names)
+    yield f"<footer><p>{_LEGEND} {terms}</p>"
     yield f"<p>tieconv {svg.escape(VERSION)}. Every number of this page is in <code>--json</code>.</p></footer>"
 
 
@@ -61,7 +75,7 @@ def _table(
     for measure in measures:
         yield f"<tr><td>{svg.escape(measure.name)}</td>{_cell('value', measure.value, measure.units)}"
         yield _cell("floor", measure.floor) + _cell(bound, bounds.get(measure.name)) + _cell("n", measure.n)
-        yield f"<td>{svg.escape(measure.says, LIMIT)}</td></tr>"
+        yield f"<td>{svg.escape(measure.meaning, LIMIT)}</td></tr>"
     yield "</tbody></table></details>"
 
 

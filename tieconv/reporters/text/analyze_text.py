@@ -37,7 +37,7 @@ def _row(measure: Measure, ceilings: bool) -> tuple[str, ...]:
         "" if measure.floor is None else figure(measure.floor),
         *(["" if measure.ceiling is None else figure(measure.ceiling)] if ceilings else []),
         "" if measure.n is None else f"{measure.n:,}",
-        shown(measure.says, 400),
+        shown(measure.meaning, 400),
     )
 
 
