@@ -78,7 +78,7 @@ def analysis_figures(analysis: Analysis) -> FigureTable:
 
 def _figures(measure: Measure, *bounds: float | None) -> tuple[Cell, ...]:
     numbers = (measure.value, measure.floor, *bounds, measure.n)
-    return shown(measure.name), *numbers, shown(measure.unit), shown(measure.meaning, 2000)
+    return shown(measure.name), *numbers, shown(measure.unit), shown(measure.says, 2000)
 
 
 EVOLUTION_COLUMNS = {
