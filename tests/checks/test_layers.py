@@ -806,7 +806,7 @@ def _evidence(family: Family, config: Config, names: list[str]) -> Any:
     values = {key: value for key, value in config.items() if not key.startswith("quant")}
     tensors = dict.fromkeys(names, SimpleNamespace(nbytes=1 << 20))
     checkpoint = SimpleNamespace(
-        format="safetensors", index=None, unread=(), adapter=None, config_values=values, tensors=tensors
+        format="safetensors", index=None, unread=(), adapter=None, mlx=None, config_values=values, tensors=tensors
     )
     return SimpleNamespace(checkpoint=checkpoint, family=family, quantised=None)
 
