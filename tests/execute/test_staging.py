@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.patience import HANGS
 from tieconv.errors import DestinationError, RefusedError, WriteFailedError
+from tieconv.execute import tree
 from tieconv.execute.carry_out import execute
 from tieconv.execute.publish import Interrupts, checked, owning
 from tieconv.execute.staging import Owner, Staging, sweep
@@ -58,6 +62,31 @@ def test_signals(model: Path, tmp_path: Path, number: signal.Signals, code: int,
     assert process.returncode == code
     assert models.digest(model) == before
     assert os.listdir(tmp_path) == ["source"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc shows the open files of a process")
+def test_large_files_of_an_interrupted_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends after this one holds them, and no small file: their space takes seconds to free."""
+    monkeypatch.setattr(tree, "LARGE", 1000)
+    monkeypatch.setattr(tree, "HOLDERS", [])
+
+    def write(staging: Staging) -> None:
+        (staging.held / "large").write_bytes(bytes(1000))
+        (staging.held / "small").write_bytes(bytes(999))
+        signals.handle(signal.SIGINT, None)
+
+    signals = Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        owning(tmp_path / "out", signals, write)
+    assert os.listdir(tmp_path) == []
+    (holder,) = cast("list[subprocess.Popen[bytes]]", tree.HOLDERS)
+    with holder:
+        links = []
+        for path in Path(f"/proc/{holder.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # a library that the process has loaded since
+                links.append(os.readlink(path))
+        assert [link.rpartition("/")[2] for link in links if str(tmp_path) in link] == ["large (deleted)"]
+    assert holder.returncode == 0
 
 
 def test_handlers_are_restored(model: Path, tmp_path: Path) -> None:

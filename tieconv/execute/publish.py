@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -239,6 +240,7 @@ def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T], *, r
     try:
         with signals.shielded(), writing(final.name, final.parent, 0):
             staging = Staging(final, resume=resume)
+            signals.staged = staging.held
         with writing(final.name, final.parent, 0):
             made = write(staging)
     except BaseException as error:
@@ -267,12 +269,16 @@ def _release(staging: Staging) -> None:
 
 
 class Interrupts:
-    """Turn SIGINT into `KeyboardInterrupt`, SIGTERM and SIGHUP into `SystemExit` (128 + number)."""
+    """Turn SIGINT into `KeyboardInterrupt`, SIGTERM and SIGHUP into `SystemExit` (128 + number).
+
+    ``staged`` is the directory whose files are removed afterwards.
+    """
 
     def __init__(self) -> None:
         self._shields = 0
         self._pending: int | None = None
         self._raised = False
+        self.staged: Path | None = None
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -298,6 +304,8 @@ class Interrupts:
     def _raise(self, number: int) -> NoReturn:
         self._raised = True
         if number == signal.SIGINT:
+            if self.staged is not None and sys.platform == "linux":
+                tree.free_later(self.staged)  # before a library, such as torch's exporter, removes its own files
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
