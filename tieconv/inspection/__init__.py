@@ -133,10 +133,13 @@ _NEVER_A_TABLE = frozenset({"BOOL", "I16", "U16", "I64", "U64", "C64"})
 
 
 def _unusable(tensors: Mapping[str, TensorRecord], view: Head, reader: ByteReader, depth: Depth) -> Mapping[str, str]:
-    """Return what makes the embedding or the head unusable, by name. Only depth ``full`` looks for a NaN."""
+    """Return what makes the embedding or the head unusable, by name. Only depth ``full`` looks for a NaN.
+
+    A table behind a network would be fetched twice, so only its type is looked at.
+    """
     names = sorted({part.name for part in (view.input_embedding, view.output_head) if part and part.name in tensors})
     faults = {name: tensors[name].dtype for name in names if tensors[name].dtype in _NEVER_A_TABLE}
-    if depth is not Depth.HEADER and not (depth is Depth.CANDIDATES and is_sampled(reader)):
+    if depth is not Depth.HEADER and not is_costly(reader):
         faults |= {name: _fault(reader, tensors[name], depth) for name in names if tensors[name].dtype in FLOATS}
     return {name: fault for name, fault in faults.items() if fault}
 
