@@ -183,8 +183,9 @@ def _with_cut_documents(evidence: Inspection, files: Files) -> Inspection:
     """Return the evidence with a caution for each document of a tokenizer or of generation that no reader can parse."""
     from tieconv.inspection.token_ids import cut_off
 
-    checkpoint = evidence.checkpoint
-    cut = cut_off(files, checkpoint.companions)
+    checkpoint, cut = evidence.checkpoint, [*cut_off(files, evidence.checkpoint.companions)]
+    if not cut:
+        return evidence  # another checkpoint would have to find its tensors again
     cautions = [Caution(REFUSED_BY_READER, f"{shown(name)} is cut off: it has no closing bracket") for name in cut]
     return replace(evidence, checkpoint=replace(checkpoint, cautions=(*checkpoint.cautions, *cautions)))
 

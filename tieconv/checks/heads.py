@@ -130,9 +130,7 @@ def _report(inspection: Inspection, embedding: str, head: str, outcome: str) -> 
         outcome = "mlx-lm and mlx-vlm fail to load the model"
     others = [name for name in inspection.checkpoint.tensors if name in _OTHER_HEADS]
     if others:
-        outcome += (
-            f". {evidence.clause(others, 'is', 'are')} the head of another class, so check architectures in config.json"
-        )
+        outcome += f". {evidence.clause(others, 'has', 'have')} the name of another class's head: check architectures"
     scaled, retied = remedies.set_scaled(inspection), remedies.retie(inspection, safe=False)
     remedy = retied or scaled or remedies.untie(inspection, safe=False)
     choice = " If the head was trained separately, get the file that has it. "
@@ -734,9 +732,9 @@ def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | 
     stored = inspection.checkpoint.tensors.get(bias.name) if bias else None
     if stored is not None:
         rows.add(stored.shape[-1])
-    longest = max(rows)
-    if len(rows) > 1 and 0 < used <= min(rows) and {*vocabulary_sizes(inspection).values()} == {min(rows)}:
-        return remedies.resize(inspection, to="config", safe=False)  # no token has the rows that it removes
+    longest, possible = max(rows), inspection.tokenizer_rows or 0
+    if len(rows) > 1 and 0 < possible <= min(rows) and {*vocabulary_sizes(inspection).values()} == {min(rows)}:
+        return remedies.resize(inspection, to="config", safe=False)  # no id has the rows that it removes
     if len(rows) > 1 or used > longest:
         most = max(longest, used)
         return remedies.resize(inspection, to=most, fill="mean", safe=False)

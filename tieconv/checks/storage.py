@@ -15,7 +15,7 @@ from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING, unlisted_parts
-from tieconv.checkpoint.tie_group import Duplicate
+from tieconv.checkpoint.tie_group import Duplicate, Tie
 from tieconv.checkpoint.weight_file import Slack
 from tieconv.checks import EMA, evidence, remedies
 from tieconv.checks.evidence import rule
@@ -94,19 +94,20 @@ def placeholder(inspection: Inspection) -> Iterator[Finding]:
     # Yield one finding for each group with empty tensors, and one for the layers.
     quantised = inspection.quantised is not None or inspection.quantisation is not None
     known = inspection.family.trusted and inspection.checkpoint.format in ("safetensors", "torch") and not quantised
-    weights = [name for name in inspection.checkpoint.tensors if name.endswith(".weight")] if known else []
-    others = [name for name in weights if not is_outside_layers(name)]
-    for tie in (*inspection.ties, None):
-        names = [member.name for member in tie.stored_members] if tie else others
-        others = [name for name in others if name not in names]
-        empty = [name for name in names if evidence.is_empty(inspection, name)]
+    groups: list[tuple[Tie | None, list[str]]]
+    groups = [(tie, [member.name for member in tie.stored_members]) for tie in inspection.ties]
+    tied = {name for _, names in groups for name in names}
+    weights = [
+        name for name in inspection.checkpoint.tensors if known and name.endswith(".weight") and name not in tied
+    ]
+    for tie, names in (*groups, (None, weights)):
+        empty = [name for name in names if evidence.is_empty(inspection, name) and (tie or not is_outside_layers(name))]
         if empty:
-            replaceable = tie is not None and tie.declared and len(empty) < len(names)
             yield placeholder.finding(
                 f"{evidence.clause(empty, 'has', 'have')} no elements. A sharded save left "
                 f"{evidence.verb(empty, 'this placeholder', 'these placeholders')}. Loaders refuse the model.",
                 empty,
-                remedy=remedies.merge(inspection, tie) if tie and replaceable else None,
+                remedy=remedies.merge(inspection, tie) if tie and tie.declared and len(empty) < len(names) else None,
             )
 
 

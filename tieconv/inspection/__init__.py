@@ -129,7 +129,7 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
 
 
 _NEVER_A_TABLE = frozenset({"BOOL", "I16", "U16", "I64", "U64", "C64"})
-"""Types in which no quantiser stores a matrix. transformers 5.23 computes with the values as they are."""
+"""Types in which no known quantiser stores a matrix. transformers 5.23 computes with the values as they are."""
 
 
 def _unusable(tensors: Mapping[str, TensorRecord], view: Head, reader: ByteReader, depth: Depth) -> Mapping[str, str]:

@@ -412,20 +412,20 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
     return (BiasState.NONZERO if largest else BiasState.ZERO), magnitude
 
 
-def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
+def has_nan(reader: ByteReader, record: TensorRecord, *, or_infinity: bool = False) -> bool:
     """Return whether a F16, BF16, F32 or F64 tensor holds a NaN; ``False`` for types never interpreted here.
 
-    Raises what the reader raises.
+    With ``or_infinity`` an infinity counts too. Raises what the reader raises.
     """
     known: bool | None = getattr(reader, "nans", {}).get(record.range)
-    if known is not None:
+    if known is not None and (known or not or_infinity):
         return known
     reader, (record,) = view_reader.readable(reader, (record,))
     layout = _LAYOUTS.get(record.dtype)
     if layout is None:
         return False
     return any(
-        _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
+        _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity - or_infinity
         for block in view_reader.stream(reader, record.range, holes=False)
     )
 
@@ -435,15 +435,10 @@ def unusable(reader: ByteReader, record: TensorRecord, *, nan: bool) -> str:
 
     Raises what the reader raises.
     """
-    reader, (record,) = view_reader.readable(reader, (record,))
-    if all_zero(reader, record.range):
+    dense_reader, (dense,) = view_reader.readable(reader, (record,))
+    if all_zero(dense_reader, dense.range):
         return "zeros"
-    layout = _LAYOUTS.get(record.dtype)
-    if layout is None or not nan:
-        return ""
-    blocks = view_reader.stream(reader, record.range, holes=False)
-    broken = any(_may_hold_nan(block, layout) and _largest(block, layout) >= layout.infinity for block in blocks)
-    return "NaN or infinity" if broken else ""
+    return "NaN or infinity" if nan and has_nan(reader, record, or_infinity=True) else ""
 
 
 class NanWatch:

@@ -298,12 +298,16 @@ def read_files(files: Files, names: Mapping[str, int], *, vocabulary: bool = Tru
     return content
 
 
+_TAIL = 4096
+"""Bytes at the end of a document. No known writer appends so much white space."""
+
+
 def cut_off(files: Files, names: Mapping[str, int]) -> Iterator[str]:
     """Yield the documents beside the weights that are empty, or end with no closing bracket. Reads their last bytes."""
     for name in (TOKENIZER, VOCABULARY, ADDED, CONFIG, SPECIAL, GENERATION, *PROCESSORS):
         with suppress(UnreadableError):  # `special_files` reports what cannot be opened
             size = files.state(name).size if name in names else None
-            if size is not None and not files.pread(name, _KEY, max(size - _KEY, 0)).rstrip().endswith((b"}", b"]")):
+            if size is not None and not files.pread(name, _TAIL, max(size - _TAIL, 0)).rstrip().endswith((b"}", b"]")):
                 yield name
 
 

@@ -37,9 +37,9 @@ class Kinship(StrEnum):
 
 _MEANINGS = {
     "rows that differ": "rows of the head that are not those of the embedding, byte for byte",
-    "rows of zeros": "their logit is 0 for every input. Padding may have such rows; restore those of tokens",
+    "rows of zeros": "their logit is always 0, or the bias. Padding may have such rows; restore those of tokens",
     "rows of the head with NaN": "the logits of these tokens are not numbers. Restore the rows from an earlier save",
-    "rows equal": "these tokens always get the same logit. Padding and reserved tokens may have such rows",
+    "rows equal": "these tokens get the same logit, except for a bias. Padding and reserved tokens may have such rows",
     "rows": "the token ids that the table has a row for",
     "columns": "the numbers of each row (the hidden size)",
     "differing rows": "rows that differ, of ids that the tokenizer never gives: no text reaches them",
