@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -46,6 +46,16 @@ def prompt(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
     assert worked < patient(seconds), f"took {worked:.2f} s of CPU time"
+
+
+def received(leader: int) -> bytes:
+    """What a terminal received until its other side was closed. One read returns a part: a slow machine draws more."""
+    data = bytearray()
+    with suppress(OSError):  # Linux ends a terminal whose other side is closed with EIO
+        while chunk := os.read(leader, 1 << 16):
+            data += chunk
+    os.close(leader)
+    return bytes(data)
 
 
 def _hangs(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from tests.cli.run import refused, run
 from tests.conftest import ROOT
+from tests.patience import received
 from tests.schemas import validate
 from tieconv.cli import main
 from tieconv.errors import explained
@@ -33,9 +34,7 @@ def stderr(arguments: list[str], *, terminal: bool, **more: str) -> str:
     leader, follower = pty.openpty()
     subprocess.run(command, env=environment, stderr=follower, check=False)
     os.close(follower)
-    text = os.read(leader, 1 << 16).decode().replace("\r\n", "\n")
-    os.close(leader)
-    return text
+    return received(leader).decode().replace("\r\n", "\n")
 
 
 def test_long_sentences_are_broken_between_words(tmp_path: Path) -> None:

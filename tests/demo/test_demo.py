@@ -20,6 +20,7 @@ from click.testing import Result
 
 import tieconv as api
 from tests.cli.run import ok, refused, run
+from tests.patience import received
 from tieconv.analysis.alignment import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
 from tieconv.demo import toy_settings, toys
@@ -183,8 +184,7 @@ def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tieconv", "demo", "--steps", "2", "-o", str(tmp_path / "toy")]
     done = subprocess.run(line, stdout=subprocess.PIPE, stderr=theirs, check=True)
     os.close(theirs)
-    output = os.read(ours, 1 << 16).decode()
-    os.close(ours)
+    output = received(ours).decode()
     assert "training" in output and "6/6" in output and b"training" not in done.stdout
 
 

@@ -30,7 +30,7 @@ from tests.hub.models import (
     write_shard,
 )
 from tests.hub.stub import Fault, Hub
-from tests.patience import HANGS
+from tests.patience import HANGS, received
 from tieconv.install import install_command
 
 SIZE = ROWS * WIDTH * 2
@@ -299,8 +299,7 @@ def test_progress(hub: Hub, environment: dict[str, str], tieconv: Run, tmp_path:
     environment = {**environment, "TERM": "xterm"}
     done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=slave, timeout=HANGS)
     os.close(slave)
-    said = os.read(master, 1 << 16).decode()
-    os.close(master)
+    said = received(master).decode()
     assert done.stdout.decode() == piped.stdout
     assert "headers" in said and "9/9" in said and "fetched" in said
 

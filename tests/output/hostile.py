@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from fixtures.gguf_bytes import F32, gguf
 from fixtures.hostile import entry, file_of
 from tests.hostile.conftest import faults_of_text
+from tests.patience import received
 
 MARK = "pwned"
 EVIL = (
@@ -154,12 +154,7 @@ def on_terminal(home: Path, *arguments: str) -> bytes:
     program = [sys.executable, "-P", "-c", _WITH_BAR, *arguments]
     with subprocess.Popen(program, cwd=home, env=_environment(), stdin=slave, stdout=slave, stderr=slave):
         os.close(slave)
-        received = bytearray()
-        with suppress(OSError):  # the end of a terminal
-            while data := os.read(master, 1 << 16):
-                received += data
-    os.close(master)
-    return bytes(received)
+        return received(master)
 
 
 def piped(home: Path, *arguments: str) -> bytes:
