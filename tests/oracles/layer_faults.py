@@ -20,14 +20,19 @@ from tests.oracles import checkpoints
 from tests.oracles.checkpoints import FAMILIES, Cell
 from tests.oracles.measure import Runner
 from tieconv import inspect
-from tieconv.architectures.class_table import layer_lists
+from tieconv.architectures.class_table import layer_lists, outside_layers
 
 Tensors = dict[str, Any]
 Change = Callable[[Tensors], object]
 
 
-def faults(start: str, beside: list[str], inside: list[str]) -> Iterator[tuple[str, Change]]:
-    """Yield what happens to a list of layers: the last one goes, it comes twice, or what is beside or in them goes."""
+def without(name: str) -> tuple[str, Change]:
+    """Return the loss of one tensor."""
+    return f"without {name}", lambda tensors: tensors.pop(name, None)
+
+
+def faults(start: str, inside: list[str]) -> Iterator[tuple[str, Change]]:
+    """Yield what happens to a list of layers: the last one goes, it comes twice, or what is in them goes."""
 
     def last(tensors: Tensors) -> tuple[int, list[str]]:
         numbers = {int(found[1]) for name in tensors if (found := re.match(rf"{re.escape(start)}(\d+)\.", name))}
@@ -45,12 +50,10 @@ def faults(start: str, beside: list[str], inside: list[str]) -> Iterator[tuple[s
 
     yield f"without the last of {start}", drop
     yield f"one more of {start}", repeat
-    parent = start[: start.rstrip(".").rfind(".") + 1]
     norms = [leaf for leaf in inside if "norm" in leaf or "ln_" in leaf]
     matrices = [leaf for leaf in inside if leaf not in norms]
-    within = [f"{start}1.{leaf}" for leaf in (*norms[:1], *matrices[:1])]
-    for name in [*(f"{parent}{leaf}" for leaf in beside[:1]), *within]:
-        yield f"without {name}", lambda tensors, name=name: tensors.pop(name, None)
+    for leaf in (*norms[:1], *matrices[:1]):
+        yield without(f"{start}1.{leaf}")
 
     def drop_expert(tensors: Tensors) -> None:
         for name in [name for name in tensors if re.match(rf"{re.escape(start)}1\..*\bexperts\.1\.", name)]:
@@ -66,7 +69,8 @@ def main(loader: str, python: str, spec: str, *classes: str) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = checkpoints.base(kind, Path(folder))
             cell = Cell(kind, (True,) * checkpoints.levels(made.family), "equal")
-            every = [fault for start, _, _, *known in layer_lists(made.family) for fault in faults(start, *known)]
+            every = [fault for start, _, _, inside, _ in layer_lists(made.family) for fault in faults(start, inside)]
+            every += [without(name) for group in outside_layers(made.family) for name in group]
             for number, (title, change) in enumerate([("whole", lambda tensors: None), *every]):
                 model = checkpoints.write(cell, made, Path(folder) / str(number))
                 tensors = load_file(model / "model.safetensors")

@@ -79,22 +79,35 @@ def composites() -> Mapping[str, Any]:
     return header
 
 
-LayerList = tuple[str, str, bool, list[str], list[str]]
+LayerList = tuple[str, str, bool, list[str], list[list[str]]]
 
 
 def layer_lists(family: Family) -> Iterable[LayerList]:
-    """Return the lists of layers of a class: start, key of the number, likeness, what is beside and in each.
+    """Return the lists of layers of a class: start, key of the number, likeness, what is in each and together.
 
-    Layers are alike if the default config gives all of them the same tensors. The parameters are those that no value of
-    the config removed. Those beside the layers are in the same module. Empty if nothing was measured
-    (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
+    Layers are alike if the default config gives all of them the same tensors. The parameters in each layer are those
+    that no value of the config removed. Those of one group are together in each layer, or absent. Empty if nothing was
+    measured (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
+    return tuple((start, *values) for start, values in _layers(family).items() if start)
+
+
+def outside_layers(family: Family) -> list[list[str]]:
+    """Return the parameters outside the lists that no value of the config removed.
+
+    Those of the base model are a group. So are those of each module beside it, such as a head.
+    """
+    groups: list[list[str]] = _layers(family).get("", [])
+    return groups
+
+
+def _layers(family: Family) -> Mapping[str, Any]:
     measured = family.body_of or family.architecture
     is_own = (record(5, measured) or {}).get("type") == family.model_type
     name = measured if is_own else f"{measured}[={family.model_type}]"
     if family.knowledge is not Knowledge.TABLE or not (family.part is None or family.part.usual):
-        return ()
-    return tuple((start, *values) for start, values in (_record("layers", name) or {}).items())
+        return {}
+    return _record("layers", name) or {}
 
 
 @cache

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.architectures.class_table import LayerList, exceptions, layer_lists
+from tieconv.architectures.class_table import LayerList, exceptions, layer_lists, outside_layers
 from tieconv.architectures.effective_flag import nested
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Missing
@@ -160,11 +160,11 @@ def _is_large(inspection: Inspection) -> bool:
 
 
 def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
-    """Return what is missing in and beside the lists of layers.
+    """Return what is missing in the lists of layers and outside them.
 
-    That is the layers without a tensor. If all are stored, it is a parameter that the class always has in each layer.
-    In a class whose layers are alike, it is also what a single layer lacks. Beside the layers it is such a parameter
-    too, for example the last norm. A list is not compared if no layer of it is stored: the file may use other names.
+    That is the layers without a tensor. If all are stored, it is a parameter that the class always has in each layer,
+    alone or with others. In a class whose layers are alike, it is also what a single layer lacks. Outside the lists it
+    is a parameter that the class always has, for example the last norm.
     """
     try:
         return inspection.layers
@@ -175,18 +175,14 @@ def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
 
 def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
     yield from _absent_lists(inspection)
-    checkpoint = inspection.checkpoint
+    checkpoint, family, stored_lists = inspection.checkpoint, inspection.family, [*_stored_lists(inspection)]
+    lacking = [*_outside_layers(inspection, stored_lists)]
+    if lacking:
+        yield Missing(_always(family, lacking), lacking)
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
     quantised = quantised and checkpoint.format != "gguf"  # its codes have the usual names
-    for entry in _stored_lists(inspection):
+    for entry in stored_lists:
         begin, total, layers = entry.begin, entry.total, entry.layers
-        parent = begin[: begin.rstrip(".").rfind(".") + 1]
-        lacking = [f"{parent}{name}" for name in entry.beside if f"{parent}{name}" not in entry.every]
-        if lacking:  # a module with other parts is quantised, adapted, or has old names
-            parted = {name.rpartition(".")[0] for name in entry.every if not name.endswith((".weight", ".bias"))}
-            lacking = [name for name in lacking if name.rpartition(".")[0] not in parted]
-        if lacking:
-            yield Missing(_always(inspection.family, lacking), lacking)
         numbers = [str(number) for number in range(total)]
         absent = [begin + number for number in numbers if number not in layers]
         kinds = Counter(frozenset(layers[number]) for number in numbers if number in layers)
@@ -198,9 +194,9 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
         yield from experts
         if quantised:
             continue
-        lacking = _inside_layers(begin, within, entry.inside, large=_is_large(inspection))
+        lacking = _inside_layers(entry, within, large=_is_large(inspection))
         if lacking:
-            yield Missing(_always(inspection.family, lacking), lacking)
+            yield Missing(_always(family, lacking), lacking)
         elif not absent and not experts and entry.alike and len(kinds) == 2 and total > 2:
             small, large = sorted(kinds, key=len)
             more = large - small if small < large and kinds[small] == 1 else ()
@@ -219,8 +215,8 @@ def _absent_lists(inspection: Inspection) -> Iterator[Missing]:
     """Yield the lists of layers without a stored layer, if no other name of the file can hold one.
 
     If another list is stored, a name outside it with the number of the last layer can. Else each name can that is
-    neither a table's nor beside the first list. transformers 4 leaves out the lists that it shares with
-    `tie_encoder_decoder`.
+    neither a table's nor another of the class outside the lists. transformers 4 leaves out the lists that it shares
+    with `tie_encoder_decoder`.
     """
     checkpoint, family, names = inspection.checkpoint, inspection.family, inspection.checkpoint.tensors
     begins = {
@@ -237,9 +233,7 @@ def _absent_lists(inspection: Inspection) -> Iterator[Missing]:
     unsure = not family.trusted or checkpoint.unread or checkpoint.adapter is not None or checkpoint.mlx
     if unsure or not (names and absent) or family.body_of or not _is_large(inspection):
         return
-    start, _, _, beside, _ = absent[0]
-    parent = start[: start.rstrip(".").rfind(".") + 1]
-    known = {*known_names(family), *(f"{parent}{name}" for name in beside)}
+    known = {*known_names(family), *(name for group in outside_layers(family) for name in group)}
     outside = [name.split(".") for name in names if not name.startswith(stored)] if stored else []
     for start, key, *_ in absent if stored or known.issuperset(names) else ():
         level, _, name_of_total = key.rpartition(".")
@@ -252,6 +246,41 @@ def _absent_lists(inspection: Inspection) -> Iterator[Missing]:
 def _begins(family: Family, start: str) -> tuple[str, ...]:
     """Return how the names of a list may begin: with and without the prefix of the base model."""
     return start, start.removeprefix(f"{family.prefix}.")
+
+
+def _outside_layers(inspection: Inspection, stored_lists: Collection[_StoredList]) -> Iterator[str]:
+    """Yield what the file lacks of the parameters that the class has outside its lists of layers.
+
+    A group counts if one of its names is stored, or a list of layers beside the parameter. A small file may be an
+    example of names: most of the group must be stored, or the list.
+    """
+    checkpoint, family = inspection.checkpoint, inspection.family
+    if checkpoint.format not in ("safetensors", "torch") or checkpoint.adapter is not None:
+        return
+    names = _names(inspection)
+    parents = [entry.parent for entry in stored_lists]
+    outside = [name for name in names if not name.startswith(tuple(entry.begin for entry in stored_lists))]
+    judged = {spelling for name in known_names(family) for spelling in variants(family, name)}
+    lacks = tuple(exceptions("outside").get(family.architecture, ()))
+    groups = [
+        [name for name in group if name not in judged and not name.startswith(lacks)]
+        for group in outside_layers(family)
+    ]
+    spellings = {name: locate(family, name, names) for group in groups for name in group}
+    known = {stored or spelled(family, name, names) for name, stored in spellings.items()} | judged
+    for group in groups:
+        stored = [name for name in group if spellings[name]]
+        most = len(stored) > _HALF * len(group) or (stored and _is_large(inspection))
+        most = most and not checkpoint.mlx  # a conversion may leave out the vision part
+        for name in group:
+            beside = any(name.startswith(p) and name.removeprefix(p).count(".") < 2 for p in parents)
+            if spellings[name] is None and (most or beside):
+                lacking = spelled(family, name, names)
+                # A file with the names in memory has the part under another prefix.
+                tail = name.split(".")[-2:]
+                moved = any(key.split(".")[-2:] == tail for key in outside if key not in known)
+                if not moved and not _has_replacement(lacking, outside, known):
+                    yield lacking
 
 
 def _always(family: Family, names: Collection[str]) -> str:
@@ -326,10 +355,9 @@ Half of them do, if no other name is stored. In a large file any number does the
 """
 
 
-def _inside_layers(
-    begin: str, layers: Mapping[str, Collection[str]], inside: Collection[str], *, large: bool
-) -> list[str]:
-    """Return what the layers lack of the parameters that the class has ``inside`` each of them."""
+def _inside_layers(entry: _StoredList, layers: Mapping[str, Collection[str]], *, large: bool) -> list[str]:
+    """Return what the layers lack: parameters that the class has in each of them, or in each with another one."""
+    inside, begin = entry.inside, entry.begin
     stored = sum(leaf in names for names in layers.values() for leaf in inside)
     least = (0 if large else _HALF) if _has_names_of_the_class(layers, inside) else _MOST_OF_A_LAYER
     if stored < least * len(layers) * len(inside):
@@ -341,6 +369,16 @@ def _inside_layers(
             known = {*inside, *(name for names in beside for name in names)}
             without = [number for number, names in layers.items() if leaf not in names]
             lacking += [f"{begin}{n}.{leaf}" for n in without if not _has_replacement(leaf, layers[n], known)]
+    known = {*inside, *(leaf for group in entry.together for leaf in group)}
+    for number, names in layers.items():
+        for group in entry.together:
+            absent = {*group}.difference(names)
+            if len(absent) == len(group):
+                continue
+            # The config can remove a module, and its bias with it.
+            alone = {leaf for leaf in absent if leaf.replace(".bias", ".weight") not in {*names, *inside, *group}}
+            absent = {leaf for leaf in absent - alone if not _has_replacement(leaf, names, known)}
+            lacking += [f"{begin}{number}.{leaf}" for leaf in sorted(absent)]
     return lacking
 
 
@@ -391,32 +429,36 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,3}")
 
 @record
 class _StoredList:
-    """A stored list of layers: how its names begin, the names in each layer, and every name of the model.
+    """A stored list of layers: how its names begin, and the names in each layer.
 
-    ``level`` of the config counts the layers, ``total`` is their number, and ``counted`` that in words.
-    `layer_lists` explains the other fields.
+    ``level`` of the config counts the layers, ``total`` is their number, and ``counted`` that in words. ``parent`` is
+    the module with the list, in the table. `layer_lists` explains the other fields.
     """
 
     begin: str
+    parent: str
     total: int
     counted: str
     level: str
     layers: Mapping[str, Collection[str]]
-    every: Collection[str]
     alike: bool
-    beside: Collection[str]
     inside: Collection[str]
+    together: Collection[Collection[str]]
+
+
+def _names(inspection: Inspection) -> Collection[str]:
+    """Return the names of the tensors, also of those in shards that were not read."""
+    checkpoint = inspection.checkpoint
+    names: Collection[str] = checkpoint.tensors
+    return {*names, *weight_map(checkpoint.index)} if checkpoint.unread else names
 
 
 def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
-    checkpoint, family = inspection.checkpoint, inspection.family
-    names: Collection[str] = checkpoint.tensors
-    if checkpoint.unread:
-        names = {*names, *weight_map(checkpoint.index)}
+    checkpoint, family, names = inspection.checkpoint, inspection.family, _names(inspection)
     lists, config = layer_lists(family), checkpoint.config_values
     if checkpoint.format == "gguf":
         lists, config = _gguf_layers(inspection)
-    for start, key, alike, beside, inside in lists:
+    for start, key, alike, inside, together in lists:
         level, _, name_of_total = key.rpartition(".")
         total = (nested(config, level) or {}).get(name_of_total)
         if type(total) is not int or not 0 < total <= _MOST_LAYERS:
@@ -431,7 +473,8 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
             if stored and (whole or (_is_large(inspection) and _has_names_of_the_class(layers, inside))):
                 document = "metadata" if checkpoint.format == "gguf" else "config"
                 counted = f"the {document} says {count(total, 'layer')} ({key})"
-                yield _StoredList(begin, total, counted, level, layers, names, alike, beside, inside)
+                parent = start[: start.rstrip(".").rfind(".") + 1]
+                yield _StoredList(begin, parent, total, counted, level, layers, alike, inside, together)
                 break
 
 

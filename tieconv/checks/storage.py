@@ -237,18 +237,20 @@ def not_only_weights(inspection: Inspection) -> Iterator[Finding]:
 
 @rule("STO006", "missing-layer", Level.ERROR)
 def missing_layer(inspection: Inspection) -> Iterator[Finding]:
-    """The files lack a layer that the config counts, a tensor of one layer, or one beside the layers.
+    """The files lack a layer that the config counts, a tensor of one layer, or one outside the layers.
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
     Of a file of 1 MiB or more, it reports each list of layers that no other name can hold. It also reports parameters
-    that the class always has, in each layer or beside them, such as the last norm. If all layers of a class are equal, it
-    reports the weights and biases that a single layer lacks. It compares no values.
+    that the class always has in each layer, alone or with others. Outside the layers it reports such parameters too:
+    the last norm, a position table, a projector. If all layers of a class are equal, it reports the weights and biases
+    that a single layer lacks. It compares no values.
 
     The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. The class must
     be in the table, or have a type of the table and no head. The stored layers must have its names. A file of less than
     1 MiB may be an example of names. There, the layers must have at least four tensors, and half of the class's
-    parameters. In a quantised model, the rule only looks for whole layers.
+    parameters. More than half of those outside the layers must be stored, or a list of layers beside them. In a quantised
+    model, the rule looks for whole layers and for parameters outside them.
 
     It reports names with a segment of a wrapper too, such as `_checkpoint_wrapped_module`. No loader removes it.
 

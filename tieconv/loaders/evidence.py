@@ -241,8 +241,9 @@ def layers_refused(
     parent = pair.embedding.removesuffix(".weight").rpartition(".")[0]
     own = re.compile(rf"{re.escape(f'{parent}.' if parent else '')}(\w+\.\d+|[^.]+\.)[^.]*")
     for lack in missing_layers(inspection):
-        if own.match(lack.names[0]) and any(map(is_missed, lack.names)):
-            yield missing(lack.names)
+        absent = [name for name in lack.names if own.match(name)]
+        if any(map(is_missed, absent)):
+            yield missing(absent)
     for _, names, alike in () if drops_surplus else surplus_layers(inspection):
         if alike and own.match(names[0]):
             yield Refusal(Cause.NAMES, f"the model class has no layer {in_words(names)}", tuple(names))

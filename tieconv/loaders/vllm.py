@@ -130,7 +130,7 @@ _RELEASES = (
 # Say which stored tensors vLLM's embedding and head get, by the kind of the class and the tie flag.
 
 _HEAD = "lm_head.weight"
-_NORM = re.compile(r"norm|\bln_")
+_TRACKED = re.compile(r"norm|\bln_|\bwpe\.|\bembed_positions\.")
 _PER_LAYER = "hidden_size_per_layer_input"
 
 
@@ -245,7 +245,7 @@ class Tables:
             yield from evidence.layers_refused(inspection, pair, self._is_missed)
 
     def _is_missed(self, name: str) -> bool:
-        """Return whether vLLM misses a layer or a tensor: it exempts all but norms (track_weights_loading)."""
+        """Return whether vLLM misses a layer or a tensor: it tracks norms and positions (track_weights_loading)."""
         start = name.rpartition(".")[0] if name[-1].isdigit() else name
         names = (name, *self.model.inspection.checkpoint.tensors)
-        return any(_NORM.search(each) for each in names if each.startswith(start))
+        return any(_TRACKED.search(each) for each in names if each.startswith(start))
