@@ -268,19 +268,32 @@ def _outside_layers(inspection: Inspection, stored_lists: Collection[_StoredList
     ]
     spellings = {name: locate(family, name, names) for group in groups for name in group}
     known = {stored or spelled(family, name, names) for name, stored in spellings.items()} | judged
+    modules = {entry.begin.partition(".")[0] for entry in stored_lists} if _is_large(inspection) else ()
     for group in groups:
         stored = [name for name in group if spellings[name]]
         most = len(stored) > _HALF * len(group) or (stored and _is_large(inspection))
-        most = most and not checkpoint.mlx  # a conversion may leave out the vision part
         for name in group:
+            lacking = spelled(family, name, names)
+            # A conversion for MLX may leave out the vision part.
+            counts = (most or lacking.partition(".")[0] in modules) and not checkpoint.mlx
+            # A class without a head may lack a part, as T5EncoderModel has no decoder.
+            counts = counts and (not family.body_of or _parent(name) in map(_parent, stored))
             beside = any(name.startswith(p) and name.removeprefix(p).count(".") < 2 for p in parents)
-            if spellings[name] is None and (most or beside):
-                lacking = spelled(family, name, names)
-                # A file with the names in memory has the part under another prefix.
-                tail = name.split(".")[-2:]
-                moved = any(key.split(".")[-2:] == tail for key in outside if key not in known)
+            if spellings[name] is None and (counts or beside):
+                moved = any(_is_moved(name, key) for key in outside if key not in known)
                 if not moved and not _has_replacement(lacking, outside, known):
                     yield lacking
+
+
+def _parent(name: str) -> str:
+    """Return the module that has the module of a parameter."""
+    return name.rpartition(".")[0].rpartition(".")[0]
+
+
+def _is_moved(name: str, stored: str) -> bool:
+    """Return whether two names differ in the modules around the last one, as in memory and in a file."""
+    steps, others = name.split("."), stored.split(".")
+    return steps[-2:] == others[-2:] and ({*steps} <= {*others} or {*others} <= {*steps})
 
 
 def _always(family: Family, names: Collection[str]) -> str:
