@@ -407,9 +407,9 @@ OUTSIDE: dict[str, tuple[Config, Tensors, list[str]]] = {
         {**without(IMAGES_WHOLE, MERGER), **{f"merger.linear_fc1.{part}": vector() for part in ("bias", "weight")}},
         [],
     ),
-    "a projector in one more module in a large file, as of transformers 4.57": (
+    "the positions of the images in one more module, as in transformers 4.57": (
         IMAGES,
-        {name.replace("visual.merger.", "visual.visual_model.merger."): array for name, array in IMAGES_WHOLE.items()},
+        {name.replace("visual.pos_embed.", "visual.inner.pos_embed."): array for name, array in IMAGES_WHOLE.items()},
         [],
     ),
     "no images, for mlx-lm, in a large file": (
