@@ -329,7 +329,7 @@ LLAMA_WHOLE, DEEPSEEK_WHOLE = ({**llama(), **whole(kind, 4)} for kind in ("Llama
 QWEN2_WHOLE = {**llama(), **whole("Qwen2ForCausalLM", 4)}
 ATTENTION = "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"
 SECOND_LAYER = "model.layers.1."
-BIASED = "kv_a_proj_with_mqa", "o_proj"
+BIASED = "q_proj.weight", "k_proj.weight", "v_proj.weight"
 LOW_RANK = "q_a_layernorm", "q_a_proj", "q_b_proj"
 QUERIES = [(number, part) for number in range(4) for part in LOW_RANK]
 
@@ -488,12 +488,9 @@ INSIDE: dict[str, tuple[Config, Tensors, list[str]]] = {
         {**DEEPSEEK_WHOLE, **{f"model.layers.1.self_attn.{part}.weight": matrix() for part in LOW_RANK[1:]}},
         second("self_attn.q_a_layernorm.weight"),
     ),
-    "a bias whose matrix the config removed": (
-        MOE,
-        {
-            **DEEPSEEK_WHOLE,
-            **{f"model.layers.{n}.self_attn.{part}.bias": matrix() for n in range(4) for part in BIASED},
-        },
+    "biases that the config does not ask for": (
+        FOUR,
+        {**LLAMA_WHOLE, **{name.replace("weight", "bias"): vector() for name in LLAMA_WHOLE if name.endswith(BIASED)}},
         [],
     ),
     "a fused matrix": (
@@ -562,6 +559,16 @@ def test_what_a_layer_lacks_of_its_class(name: str, tmp_path: Path) -> None:
     listed = [finding for finding in findings if finding.rule == "STO006"]
     assert [name for finding in listed for name in finding.tensors] == absent
     assert all("always has" in finding.message or "the config says 4" in finding.message for finding in listed)
+
+
+def test_what_a_layer_has_with_others_or_not_at_all(tmp_path: Path) -> None:
+    """A DeepSeek-V2-Lite has no low-rank queries, so their norm is missing only beside their matrices."""
+    lost = {f"{SECOND_LAYER}self_attn.{part}.weight": matrix() for part in LOW_RANK[1:]}
+    (finding,) = api.inspect(save(tmp_path / "model", MOE, {**DEEPSEEK_WHOLE, **lost})).findings
+    assert finding.message.startswith(
+        f"{SECOND_LAYER}self_attn.q_a_layernorm.weight is not stored, but DeepseekV3ForCausalLM always has it beside "
+        "self_attn.q_a_proj.weight. "
+    )
 
 
 def test_a_baseline_does_not_cover_more_layers(tmp_path: Path) -> None:

@@ -194,7 +194,9 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
         yield from experts
         if quantised:
             continue
-        lacking = _inside_layers(entry, within, large=_is_large(inspection))
+        fits = _has_enough_of_the_class(entry.inside, within, large=_is_large(inspection))
+        yield from _partial_groups(family, entry, within) if fits else ()
+        lacking = _inside_layers(begin, within, entry.inside) if fits else []
         if lacking:
             yield Missing(_always(family, lacking), lacking)
         elif not absent and not experts and entry.alike and len(kinds) == 2 and total > 2:
@@ -368,13 +370,15 @@ Half of them do, if no other name is stored. In a large file any number does the
 """
 
 
-def _inside_layers(entry: _StoredList, layers: Mapping[str, Collection[str]], *, large: bool) -> list[str]:
-    """Return what the layers lack: parameters that the class has in each of them, or in each with another one."""
-    inside, begin = entry.inside, entry.begin
+def _has_enough_of_the_class(inside: Collection[str], layers: Mapping[str, Collection[str]], *, large: bool) -> bool:
+    """Return whether the layers have so many of the parameters ``inside`` that the others may be called missing."""
     stored = sum(leaf in names for names in layers.values() for leaf in inside)
     least = (0 if large else _HALF) if _has_names_of_the_class(layers, inside) else _MOST_OF_A_LAYER
-    if stored < least * len(layers) * len(inside):
-        return []
+    return stored >= least * len(layers) * len(inside)
+
+
+def _inside_layers(begin: str, layers: Mapping[str, Collection[str]], inside: Collection[str]) -> list[str]:
+    """Return what the layers lack of the parameters that the class has ``inside`` each of them."""
     lacking = []
     for leaf in inside:
         beside = [names for names in layers.values() if leaf in names]
@@ -382,17 +386,22 @@ def _inside_layers(entry: _StoredList, layers: Mapping[str, Collection[str]], *,
             known = {*inside, *(name for names in beside for name in names)}
             without = [number for number, names in layers.items() if leaf not in names]
             lacking += [f"{begin}{n}.{leaf}" for n in without if not _has_replacement(leaf, layers[n], known)]
-    known = {*inside, *(leaf for group in entry.together for leaf in group)}
-    for number, names in layers.items():
-        for group in entry.together:
-            absent = {*group}.difference(names)
-            if len(absent) == len(group):
-                continue
-            # The config can remove a module, and its bias with it.
-            alone = {leaf for leaf in absent if leaf.replace(".bias", ".weight") not in {*names, *inside, *group}}
-            absent = {leaf for leaf in absent - alone if not _has_replacement(leaf, names, known)}
-            lacking += [f"{begin}{number}.{leaf}" for leaf in sorted(absent)]
     return lacking
+
+
+def _partial_groups(family: Family, entry: _StoredList, layers: Mapping[str, Collection[str]]) -> Iterator[Missing]:
+    """Yield what layers lack of the parameters of which the class has all or none in a layer."""
+    known = {*entry.inside, *(leaf for group in entry.together for leaf in group)}
+    for group in entry.together:
+        lacking, beside = list[str](), set[str]()
+        for number, names in layers.items():
+            absent = [leaf for leaf in group if leaf not in names and not _has_replacement(leaf, names, known)]
+            stored = [leaf for leaf in group if leaf in names]
+            if stored and absent:
+                beside.update(stored)
+                lacking += [f"{entry.begin}{number}.{leaf}" for leaf in absent]
+        if lacking:
+            yield Missing(f"{_always(family, lacking)} beside {min(beside)}", lacking)
 
 
 def _has_names_of_the_class(layers: Mapping[str, Collection[str]], inside: Collection[str]) -> bool:
