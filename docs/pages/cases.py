@@ -43,7 +43,6 @@ _RESULT = {
     Status.ANOTHER_COMMAND: "The files of one checkpoint do not show this failure.",
     Status.LATER: "These files do not show this failure.",
     Status.REFUSED: "No command of tieconv reads such a file. The error says what is wrong with it.",
-    Status.UNREPORTED: "No rule of tieconv reports this.",
 }
 
 

@@ -591,12 +591,14 @@ MIXTRAL: Config = {
     "num_local_experts": 3,
 }
 EXPERTS = {
-    f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w{number}.weight": matrix()
+    f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w{number}.weight": matrix(4, 8)
+    if number == 2
+    else matrix()
     for layer in range(2)
     for expert in range(3)
     for number in (1, 2, 3)
 }
-EXPERTS |= {f"model.layers.{layer}.block_sparse_moe.gate.weight": matrix() for layer in range(2)}
+EXPERTS |= {f"model.layers.{layer}.block_sparse_moe.gate.weight": matrix(3) for layer in range(2)}
 MOE_WHOLE = {**llama(), **NORM, **layers(range(2)), **EXPERTS}
 SECOND_EXPERTS = "model.layers.1.block_sparse_moe.experts."
 DENSE = "model.layers.0.mlp.experts."
@@ -636,7 +638,11 @@ MISSING_EXPERTS: dict[str, tuple[Config, Tensors, str]] = {
         {**MIXTRAL, "num_hidden_layers": 3},
         {
             **without(MOE_WHOLE, SECOND_EXPERTS),
-            **{name.replace("layers.0.", "layers.2."): matrix() for name in MOE_WHOLE if "layers.0." in name},
+            **{
+                name.replace("layers.0.", "layers.2."): tensor
+                for name, tensor in MOE_WHOLE.items()
+                if "layers.0." in name
+            },
         },
         f"{SECOND_EXPERTS.rstrip('.')} is not stored, but other layers have them. "
         "transformers fills it with untrained values.",

@@ -89,7 +89,7 @@ def layer_lists(family: Family) -> Iterable[LayerList]:
     that no value of the config removed. Those of one group are together in each layer, or absent. Empty if nothing was
     measured (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
-    return tuple((start, *values) for start, values in _layers(family).items() if start)
+    return tuple((start, *values) for start, values in _measured("layers", family).items() if start)
 
 
 def outside_layers(family: Family) -> list[list[str]]:
@@ -97,17 +97,29 @@ def outside_layers(family: Family) -> list[list[str]]:
 
     Those of the base model are a group. So are those of each module beside it, such as a head.
     """
-    groups: list[list[str]] = _layers(family).get("", [])
+    groups: list[list[str]] = _measured("layers", family).get("", [])
     return groups
 
 
-def _layers(family: Family) -> Mapping[str, Any]:
+def size_keys(family: Family) -> Mapping[str, Any]:
+    """Return the keys of the config that give the dimensions of the class's matrices (``fixtures/sizes.py``).
+
+    ``rows`` maps the start of the names to dimensions, and those to the ends of the names. A star is a number. Each
+    dimension is a key, two keys to multiply, or a hyphen. ``derived`` lists levels of the config. There, the head size
+    follows from other keys. ``types`` are the model types of nested levels, and ``aliases`` other names of keys. In the
+    file, ``as`` names a class with an equal record.
+    """
+    sizes = _measured("sizes", family)
+    return (_record("sizes", sizes["as"]) or {}) if "as" in sizes else sizes
+
+
+def _measured(stem: str, family: Family) -> Mapping[str, Any]:
     measured = family.body_of or family.architecture
     is_own = (record(5, measured) or {}).get("type") == family.model_type
     name = measured if is_own else f"{measured}[={family.model_type}]"
     if family.knowledge is not Knowledge.TABLE or not (family.part is None or family.part.usual):
         return {}
-    return _record("layers", name) or {}
+    return _record(stem, name) or {}
 
 
 @cache

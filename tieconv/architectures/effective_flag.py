@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
 
-from tieconv.architectures.class_table import exceptions
+from tieconv.architectures.class_table import exceptions, size_keys
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised_matrix import quantised_twin
-from tieconv.checkpoint.weight_file import fits
+from tieconv.checkpoint.weight_file import FLOATS, fits
 from tieconv.text import count, listed, shown
 
 # Decide whether transformers 5 ties, from the flag at each level of the config.
@@ -60,11 +62,6 @@ def gate(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
     if family.tying is Tying.NEVER:
         return config_levels.get("") is not False
     return _letter(family, config_levels) == "T"
-
-
-def unbuildable(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
-    """Return whether transformers 5 cannot build the class, because the text part lacks the table to tie."""
-    return family.knowledge is Knowledge.TABLE and bool(family.truth) and _letter(family, config_levels) == "E"
 
 
 def _letter(family: Family, config_levels: Mapping[str, bool | None]) -> str:
@@ -136,8 +133,11 @@ def scales_v5(inspection: Inspection) -> bool | None:
 def cannot_build(inspection: Inspection) -> bool:
     """Return whether transformers 5 cannot build the class, because the text part lacks the table to tie."""
     by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
-    flags = {path: None if value is None else bool(value) for path, value in by_level.items()}
-    return unbuildable(inspection.family, flags)
+    flags, family = (
+        {path: None if value is None else bool(value) for path, value in by_level.items()},
+        inspection.family,
+    )
+    return family.knowledge is Knowledge.TABLE and bool(family.truth) and _letter(family, flags) == "E"
 
 
 _TORCH_TYPES = re.compile(r"half|bfloat16|float|double|chalf|cfloat|cdouble|bool|int|long|short|[a-z]+[0-9]+[a-z0-9_]*")
@@ -264,7 +264,7 @@ def loads_both(config: Mapping[str, object]) -> bool:
 _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})
 
-_TEXT = ("text_config", "llm_config", "language_config")
+TEXT_LEVELS = ("text_config", "llm_config", "language_config")
 """The level of the language model in most composites. Configs of NVIDIA and DeepSeek have the others."""
 
 
@@ -288,7 +288,7 @@ def word_sizes(inspection: Inspection) -> dict[str, int]:
     a default then counts the rows.
     """
     family, config = inspection.family, inspection.checkpoint.config_values
-    texts = {*_TEXT, family.part.level if family.part else _TEXT[0]}
+    texts = {*TEXT_LEVELS, family.part.level if family.part else TEXT_LEVELS[0]}
     counting = {"", *texts, *exceptions("vocabulary").get(family.architecture, {}).get("levels", ())}
     sizes = {path: n for path, n in vocabulary_sizes(inspection).items() if path.rpartition(".")[0] in counting}
     return sizes if all(f"{level}.vocab_size" in sizes for level in texts if nested(config, level)) else {}
@@ -399,6 +399,68 @@ def _text_values(inspection: Inspection) -> Mapping[str, object]:
         return values
     text = inspection.checkpoint.config_values.get("text_config")
     return text if isinstance(text, Mapping) else values
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""The number of a layer or an expert in a name."""
+
+
+def unfit_matrices(inspection: Inspection) -> tuple[str, list[str]]:
+    """Return the stored matrices that do not fit a size in the config, and the first of them in words.
+
+    Both are empty for a class that was not measured. Remote code, pruned heads and quantisers change the shapes.
+    """
+    checkpoint, family = inspection.checkpoint, inspection.family
+    config, record = checkpoint.config_values, size_keys(family)
+    changed = config.get("pruned_heads") or any(key.startswith(("quant", "auto_map")) for key in config)
+    changed = changed or checkpoint.mlx or checkpoint.adapter is not None
+    if not record or changed or checkpoint.format not in ("safetensors", "torch"):
+        return "", []
+    rows: dict[str, tuple[tuple[str, int] | None, ...]] = {}
+    for start, by_row in record["rows"].items():
+        for row, leaves in by_row.items():
+            names = [start + leaf for leaf in leaves.split()]
+            names += [name.removeprefix(f"{family.prefix}.") for name in names]
+            rows |= dict.fromkeys(names, tuple(_stated(config, record, keys) for keys in row.split()))
+    unfit: dict[tuple[str, int], list[str]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        sizes = rows.get(_NUMBER.sub("*", name), ())
+        if len(sizes) == len(tensor.shape) and tensor.dtype in FLOATS and tensor.elements:
+            for stored, size in zip(tensor.shape, sizes, strict=True):
+                if size is not None and size[1] != stored:
+                    unfit.setdefault(size, []).append(name)
+    if not unfit:
+        return "", []
+    (keys, number), names = max(unfit.items(), key=lambda item: len(item[1]))
+    shape = [*checkpoint.tensors[names[0]].shape]
+    problem = f"{shown(keys)} is {number:,} in the config, but {shown(names[0])} has the shape {shape}"
+    return problem, list(dict.fromkeys([*names, *(name for misfits in unfit.values() for name in misfits)]))
+
+
+def _stated(config: Mapping[str, object], record: Mapping[str, Any], keys: str) -> tuple[str, int] | None:
+    """Return the keys of a size and its number, the product of theirs; ``None`` if the config lacks one."""
+    words, numbers = list[str](), list[int]()
+    for path in keys.split("*"):
+        level, number = path.removesuffix("head_dim"), _value(config, record, path)
+        if number is None and level.rstrip(".") in record.get("derived", ()) and level != path:
+            path = f"{level}hidden_size / {level}num_attention_heads"
+            hidden, heads = (_value(config, record, key) for key in path.split(" / "))
+            number = hidden // heads if type(hidden) is type(heads) is int and heads > 0 else None
+        if type(number) is not int or number <= 0:
+            return None
+        words.append(path)
+        numbers.append(number)
+    return " * ".join(words), prod(numbers)
+
+
+def _value(config: Mapping[str, object], record: Mapping[str, Any], path: str) -> object:
+    """Return the value of a key, also under an alias; ``None`` for a level of another model type."""
+    level, _, key = path.rpartition(".")
+    values = nested(config, level) or {}
+    stated = [values[name] for name in (key, *record.get("aliases", {}).get(path, ())) if name in values]
+    usual = record.get("types", {}).get(level, values.get("model_type"))
+    agreed = values.get("model_type", usual) == usual and all(value == stated[0] for value in stated)
+    return stated[0] if stated and agreed else None
 
 
 def _is_misshapen(inspection: Inspection, head: str) -> bool:

@@ -5,25 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from tieconv.architectures import lookup, unexplained
-from tieconv.architectures.effective_flag import (
-    odd_size,
-    predicted_tokens,
-    sizes_disagree,
-    tokens_without_row,
-    undeclared_width,
-    vocabulary_rows,
-    vocabulary_sizes,
-)
+from tieconv.architectures import effective_flag, lookup, stored_names, unexplained
 from tieconv.architectures.lookup import is_headless
-from tieconv.architectures.stored_names import (
-    is_outside_layers,
-    is_unknown,
-    lacks_embedding,
-    unwrapping,
-    without_wrappers,
-    wrappers_of,
-)
 from tieconv.checkpoint.family import Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, State, lists_float_head
@@ -173,7 +156,7 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
     """
     family, head = inspection.family, inspection.head
     names = [name for name in (family.input_embedding, family.output_head) if name]
-    if family.tying is Tying.HEADLESS and lacks_embedding(inspection):
+    if family.tying is Tying.HEADLESS and stored_names.lacks_embedding(inspection):
         yield missing_pair.finding(f"{shown(names[0])} is missing. transformers fills it with random values.", names)
         return
     if family.knowledge is not Knowledge.TABLE or family.tying is Tying.HEADLESS or len(names) < 2:
@@ -194,13 +177,13 @@ def missing_pair(inspection: Inspection) -> Iterator[Finding]:
         )
         return
     message = f"{evidence.listed(names)} are missing. transformers fills both with random values."
-    changed = unwrapping(inspection.checkpoint.tensors) if inspection.wrapped_ties else {}
+    changed = stored_names.unwrapping(inspection.checkpoint.tensors) if inspection.wrapped_ties else {}
     if not changed:
         yield missing_pair.finding(f"{message}{_elsewhere(inspection, names)}", names)
         return
     total = len(inspection.checkpoint.tensors)
     share = f"all {count(total, 'tensor name')}" if len(changed) == total else f"{len(changed):,} of {total:,} names"
-    wrappers = wrappers_of(changed)
+    wrappers = stored_names.wrappers_of(changed)
     left = f"{' and '.join(wrappers)} left {'its prefix' if len(wrappers) == 1 else 'their prefixes'} in {share}"
     yield missing_pair.finding(f"{message} {left}.", names, remedy=remedies.strip_prefix(inspection))
 
@@ -411,7 +394,6 @@ def _outcome(inspection: Inspection, matrix: QuantisedMatrix, them: str) -> str:
 
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-_NESTED = ("", "text_config", "llm_config", "language_config")
 
 
 @rule("MTP001", "missing-layers", Level.NOTE)
@@ -435,7 +417,8 @@ def missing_layers(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     Set the count to 0, or copy the file with the layers from the original release.
     """
-    for config in _configs(inspection.checkpoint.config_values):
+    for level in ("", *effective_flag.TEXT_LEVELS):
+        config = effective_flag.nested(inspection.checkpoint.config_values, level) or {}
         for key in _COUNTS:
             number, layers = config.get(key), config.get("num_hidden_layers")
             if type(number) is int and number > 0 and type(layers) is int and not _stored(inspection, layers):
@@ -444,13 +427,6 @@ def missing_layers(inspection: Inspection) -> Iterator[Finding]:
                     "layers fail."
                 )
                 return
-
-
-def _configs(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    for key in _NESTED:
-        value = config.get(key) if key else config
-        if isinstance(value, Mapping):
-            yield value
 
 
 def _stored(inspection: Inspection, layers: int) -> bool:
@@ -517,7 +493,7 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
             f"The model is tied, and {shown(name)} was not compared with the embedding: {why}.", [name]
         )
     coded = inspection.quantised.of(EMBEDDING) if inspection.quantised is not None else None
-    if not parts and coded is not None and is_unknown(coded) and inspection.config.effective is not False:
+    if not parts and coded is not None and stored_names.is_unknown(coded) and inspection.config.effective is not False:
         text = f"The config says tied, and {shown(coded.name)} was not compared: {coded.uncomputed}."
         yield guessed.finding(text, [part.name for part in coded.parts])
     if parts and family.mlx_names and family.output_head:
@@ -574,7 +550,7 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
     tensors = inspection.checkpoint.tensors
     ends = [(tensors[name].shape[:1], name.split(".")[-2:]) for name in names if name in tensors]
     alike = [name for name, tensor in tensors.items() if (tensor.shape[:1], name.split(".")[-2:]) in ends]
-    rivals = [name for name in alike if name not in names and is_outside_layers(name)]
+    rivals = [name for name in alike if name not in names and stored_names.is_outside_layers(name)]
     rival = f" {evidence.clause(rivals, 'has', 'have')} a name of the same kind." if rivals else ""
     yield guessed.finding(
         f"{subject}. {guess} from the names{_shared(inspection)}.{rival}{names_known}{missing * bool(lost)}",
@@ -644,7 +620,7 @@ def not_saved(inspection: Inspection) -> Iterator[Finding]:
 
 def _parameter(name: str) -> str | None:
     """Return the parameter that a moment belongs to, below the keys of the optimizer; ``None`` for other state."""
-    steps = without_wrappers(name).split(".")
+    steps = stored_names.without_wrappers(name).split(".")
     if MOMENTS.isdisjoint(steps):
         return None
     parameter = [step for step in steps if step not in MOMENTS]
@@ -653,7 +629,7 @@ def _parameter(name: str) -> str | None:
 
 def _module(name: str) -> str:
     """Return the last two steps of a name, such as ``lm_head.weight``: prefixes differ between model and optimizer."""
-    return ".".join(without_wrappers(name).split(".")[-2:])
+    return ".".join(stored_names.without_wrappers(name).split(".")[-2:])
 
 
 def _shares_state(inspection: Inspection, lost: str, trained: set[str]) -> bool:
@@ -668,17 +644,23 @@ def _shares_state(inspection: Inspection, lost: str, trained: set[str]) -> bool:
 
 @rule("VOC001", "rows", Level.ERROR)
 def rows(inspection: Inspection) -> Iterator[Finding]:
-    """The embedding has another number of rows or columns than the config says.
+    """The embedding or a matrix of the layers has another size than the config says.
 
     ## What it does
     Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule also
     reads the tokenizer and lists all counts. It also compares the columns with the config's hidden size. It reports a size
     in the config that is text, a boolean or a decimal number.
 
+    It compares other matrices with sizes that the config states, such as `intermediate_size` or `num_experts`. The finding
+    names one matrix and counts the others. A size that the config leaves out is not compared. The rule passes over
+    quantised models, adapters, pruned heads and remote code (`auto_map`). It also passes over a dimension if more than two
+    keys decide it, or if layers differ.
+
     ## Why it matters
     transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
     matrix with random values ("Reinit due to size mismatch"). One cause is that tokens were added but the config was not
-    saved. Another is a framework that padded the vocabulary for tensor parallelism.
+    saved. Another is a framework that padded the vocabulary for tensor parallelism. If matrices of the layers do not fit, the
+    config and the weights belong to different models.
 
     ## Example
     A Llama that got two tokens and kept its config:
@@ -693,21 +675,26 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     have the same number. If tensors are too short, `tieconv resize --to N --fill mean` adds rows (review first: may change
     the model's outputs). Tensors may be shorter than the tokenizer, or than each other in an untied model. If the config
     and the tokenizer fit the shorter table, the longer one has rows that no token uses.
-    `tieconv resize --to config` removes rows that no token uses. No command changes the columns: restore the config that
-    the weights were saved with.
+    `tieconv resize --to config` removes rows that no token uses. No command changes the columns or the layers: restore the
+    config that the weights were saved with.
     """
     outcome = "transformers cannot load the model, or it fills the matrices with random values."
-    if problem := odd_size(inspection)[1]:
+    if problem := effective_flag.odd_size(inspection)[1]:
         yield rows.finding(f"{problem}. transformers 5 refuses to load the config. Correct it in config.json.")
-    columns = {name: inspection.checkpoint.tensors[name].shape[1] for name in vocabulary_rows(inspection)}
-    widths = {name: undeclared_width(inspection, count) for name, count in columns.items()}
-    if misfits := {name: width for name, width in widths.items() if width is not None}:
-        name, (key, size) = next(iter(misfits.items()))
+    misfit, unfit = effective_flag.unfit_matrices(inspection)
+    tables = effective_flag.vocabulary_rows(inspection)
+    columns = {name: inspection.checkpoint.tensors[name].shape[1] for name in tables}
+    widths = {name: effective_flag.undeclared_width(inspection, count) for name, count in columns.items()}
+    if wide := {name: width for name, width in widths.items() if width is not None}:
+        name, (key, size) = next(iter(wide.items()))
         problem = f"{shown(name)} has {columns[name]:,} columns, but {shown(key)} is {size:,}"
-        yield rows.finding(f"{problem}. {outcome}", misfits)
-    if not sizes_disagree(inspection):
+        yield rows.finding(f"{problem}. {outcome}", wide)
+    elif unfit:
+        several = f" {count(len(unfit), 'tensor')} do not fit." if len(unfit) > 1 else ""
+        yield rows.finding(f"{misfit}.{several} The config may be that of another model. {outcome}", unfit)
+    if not effective_flag.sizes_disagree(inspection):
         return
-    sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
+    sizes = effective_flag.vocabulary_sizes(inspection)
     declared = ", ".join(f"{shown(path)} {size:,}" for path, size in list(sizes.items())[:4])
     stored = ", ".join(f"{shown(name)} {rows:,} rows" for name, rows in tables.items())
     used, unread = inspection.listed_rows, inspection.tokenizer_unread or "no tokenizer read"
@@ -733,7 +720,8 @@ def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | 
     if stored is not None:
         rows.add(stored.shape[-1])
     longest, possible = max(rows), inspection.tokenizer_rows or 0
-    if len(rows) > 1 and 0 < possible <= min(rows) and {*vocabulary_sizes(inspection).values()} == {min(rows)}:
+    sizes = {*effective_flag.vocabulary_sizes(inspection).values()}
+    if len(rows) > 1 and 0 < possible <= min(rows) and sizes == {min(rows)}:
         return remedies.resize(inspection, to="config", safe=False)  # no id has the rows that it removes
     if len(rows) > 1 or used > longest:
         most = max(longest, used)
@@ -763,7 +751,7 @@ def unpredicted(inspection: Inspection) -> Iterator[Finding]:
     Set `unpadded_vocab_size` to the number of tokens, before the model is loaded and saved again. A save after that load
     writes zeros for the rows.
     """
-    limit, used = predicted_tokens(inspection), inspection.listed_rows
+    limit, used = effective_flag.predicted_tokens(inspection), inspection.listed_rows
     if limit is not None and used > limit[1]:
         yield unpredicted.finding(
             f"transformers predicts {limit[1]:,} tokens ({shown(limit[0])}), but the tokenizer has ids below {used:,}. "
@@ -801,8 +789,8 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     `tieconv resize --to N --fill mean` adds the rows (review first: may change the model's outputs). Or set `pad_token_id`
     to a token that the model has. If more than 1,000 rows are missing, first check that the tokenizer is this model's.
     """
-    for path, number in tokens_without_row(inspection):
-        name, rows = next(iter(vocabulary_rows(inspection).items()))
+    for path, number in effective_flag.tokens_without_row(inspection):
+        name, rows = next(iter(effective_flag.vocabulary_rows(inspection).items()))
         refuses = path.endswith("pad_token_id") and refuses_padding(inspection)
         subject = f"{shown(path)} is" if path.endswith("pad_token_id") else "The tokenizer has ids up to"
         end = "transformers 5 does not build the class so" if refuses else "A text with such a token ends in an error"

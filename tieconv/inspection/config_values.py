@@ -29,9 +29,9 @@ class WithheldError(Exception):
 def guard_class(evidence: Inspection) -> None:
     """Raise `WithheldError` if the code that runs the model, or its use of the tables, is unknown."""
     config, family = evidence.checkpoint.config_values, evidence.family
-    if any("auto_map" in level for level in _levels(config)):
+    if any("auto_map" in level for level in levels(config)):
         raise WithheldError("the config names remote code (auto_map), which tieconv does not read")
-    if any("quantization_config" in level for level in _levels(config)):
+    if any("quantization_config" in level for level in levels(config)):
         raise WithheldError("the config quantises the model on loading (quantization_config)")
     if _ADAPTER in evidence.checkpoint.companions:
         raise WithheldError(f"transformers adds the adapter of {_ADAPTER} to the model")
@@ -96,11 +96,12 @@ def number(values: Mapping[str, object], key: str, absent: float) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def _levels(config: object) -> Iterator[Mapping[str, object]]:
+def levels(config: object) -> Iterator[Mapping[str, object]]:
+    """Yield the config and each object in it."""
     if isinstance(config, Mapping):
         yield config
         for value in config.values():
-            yield from _levels(value)
+            yield from levels(value)
 
 
 # Tables measured with releases of transformers: defaults of config keys, last norms, tokens of tokenizer classes.

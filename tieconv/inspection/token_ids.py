@@ -21,7 +21,7 @@ from tieconv.formats.directory import read_bytes
 from tieconv.formats.json_text import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.limits import WINDOW
 from tieconv.formats.strict_json import collector_paused, loads, refuse, value_cost
-from tieconv.inspection.config_values import RELEASES, default_ids, table, tokens_of_class
+from tieconv.inspection.config_values import RELEASES, default_ids, levels, table, tokens_of_class
 from tieconv.text import shown
 
 _EXTRA = "extra_ids"
@@ -219,12 +219,7 @@ def _named(document: Mapping[str, object], endings: tuple[str, ...]) -> Iterator
 
 
 def _model_types(document: Mapping[str, object]) -> Iterator[str]:
-    left: list[Mapping[str, object]] = [document]
-    while left:
-        value = left.pop()
-        if isinstance(value.get("model_type"), str):
-            yield str(value["model_type"])
-        left += [entry for entry in value.values() if isinstance(entry, Mapping)]
+    return (kind for level in levels(document) if isinstance(kind := level.get("model_type"), str))
 
 
 # Read the files of a tokenizer next to the weights, and their tokens by id.

@@ -181,6 +181,12 @@ def wrong_rows(inspection: Inspection) -> Refusal | None:
     return undeclared_rows(inspection, effective_flag.vocabulary_rows(inspection))
 
 
+def wrong_sizes(inspection: Inspection) -> Refusal | None:
+    """Return the refusal of a matrix that does not fit a size in the config. transformers fails to load it."""
+    problem, names = effective_flag.unfit_matrices(inspection)
+    return Refusal(Cause.SHAPES, problem, (names[0],)) if names else None
+
+
 def without_padding(inspection: Inspection, version: str) -> Refusal | None:
     """Return why transformers does not build the class with its padding token, or may not: the token has no row."""
     padding = next((item for item in effective_flag.tokens_without_row(inspection) if "pad" in item[0]), None)
@@ -583,8 +589,6 @@ def by_pattern(
             refusal = unknown(f"{sought} and does not read {shown(missed[0])}")
         elif checkpoint.entry is None and not checkpoint.complete:
             refusal = unknown("a shard is missing: the names of the other shards count it")
-        else:
-            refusal = None
         refusal = refusal or _doubled(inspection, loader, patterns, indexed, joined=joined)
     refusal = refusal or unclear_class(inspection, codes=codes) or wrong_format(inspection, loader, formats)
     return refusal or _prefixed_again(inspection, loader)

@@ -341,6 +341,7 @@ class Consumer:
                 refusal = Refusal(Cause.UNKNOWN if takes_any else Cause.CONFIG, problem)
             if self.name == "transformers":
                 refusal = refusal or evidence.without_padding(inspection, self.version)
+                refusal = refusal or evidence.wrong_sizes(inspection)
             if refusal is not None:
                 loaded = stopped(loaded.loader, refusal)
         reads = self.name == "mlx-lm" or not inspection.family.mlx_names

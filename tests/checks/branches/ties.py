@@ -230,6 +230,14 @@ CASES: dict[str, Case] = {
     "QNT001 both quantised": (TIED, {**EMBED_CODES, **CODES, **NORM}),
     "QNT001 by class default": (GEMMA, {**llama(), **CODES}),
     "VOC001 another width": ({**UNTIED, "hidden_size": 2 * matrix().shape[1]}, OWN),
+    "VOC001 another number of key heads": (
+        {**UNTIED, "num_key_value_heads": 1, "head_dim": 2},
+        {**OWN, "model.layers.0.self_attn.k_proj.weight": matrix(4)},
+    ),
+    "VOC001 remote code with another number of key heads": (
+        {**UNTIED, "num_key_value_heads": 1, "head_dim": 2, "auto_map": {}},
+        {**OWN, "model.layers.0.self_attn.k_proj.weight": matrix(4)},
+    ),
     "VOC001 a size as text": ({**TIED, "vocab_size": "8"}, {EMBED: matrix(), **NORM}),
     "VOC001 a boolean size": ({**UNTIED, "num_attention_heads": True}, OWN),
     "VOC001 a decimal size": ({**TIED, "vocab_size": 8.0}, {EMBED: matrix(), **NORM}),
