@@ -320,7 +320,7 @@ def whole(kind: str, total: int) -> Tensors:
     """Layers with all parameters that the class has in each of them."""
     family = class_table.load(kind)
     assert family is not None
-    ((start, _, _, inside, _),) = class_table.layer_lists(family)
+    ((start, _, _, inside, _, _),) = class_table.layer_lists(family)
     names = {name for group in class_table.outside_layers(family) for name in group} - {*llama()}
     return {name: vector() for name in [*names, *(f"{start}{n}.{leaf}" for n in range(total) for leaf in inside)]}
 
@@ -559,6 +559,53 @@ def test_what_a_layer_lacks_of_its_class(name: str, tmp_path: Path) -> None:
     listed = [finding for finding in findings if finding.rule == "STO006"]
     assert [name for finding in listed for name in finding.tensors] == absent
     assert all("always has" in finding.message or "the config says 4" in finding.message for finding in listed)
+
+
+WITH_BIASES = {
+    **LLAMA_WHOLE,
+    **{name.replace("weight", "bias"): vector() for name in LLAMA_WHOLE if name.endswith(BIASED)},
+}
+ONE_BIAS = "model.layers.3.self_attn.q_proj.bias"
+UNASKED: dict[str, tuple[Config, Tensors, int]] = {
+    "biases of another class": (FOUR, WITH_BIASES, 12),
+    "a key that is false": ({**FOUR, "attention_bias": False}, WITH_BIASES, 12),
+    "a key that is true": ({**FOUR, "attention_bias": True}, WITH_BIASES, 0),
+    "one bias": (FOUR, {**WHOLE, ONE_BIAS: vector()}, 1),
+    "a quantised model": ({**FOUR, "quantization_config": {"quant_method": "fp8"}}, WITH_BIASES, 0),
+    "a class that always has them": (
+        {**FOUR, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+        WITH_BIASES,
+        0,
+    ),
+    "a bias that no class has": (FOUR, {**WHOLE, "model.layers.1.input_layernorm.bias": vector()}, 0),
+}
+
+
+@pytest.mark.parametrize("name", UNASKED)
+def test_parameters_that_the_config_does_not_ask_for(name: str, tmp_path: Path) -> None:
+    config, tensors, count = UNASKED[name]
+    findings = [each for each in api.inspect(save(tmp_path, config, tensors)).findings if each.rule == "STO007"]
+    assert [len(finding.tensors) for finding in findings] == [count] * bool(count)
+    for finding in findings:
+        pronoun = "it" if count == 1 else "them"
+        assert finding.message.endswith(
+            f"stored, but the config does not set attention_bias. transformers leaves {pronoun} out."
+        )
+
+
+def test_transformers_leaves_out_what_the_config_does_not_ask_for(tmp_path: Path) -> None:
+    """As the rule says; with the key it loads them."""
+    transformers = pytest.importorskip("transformers")
+    from fixtures import zoo
+
+    zoo.build("Qwen2ForCausalLM").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for asked in (False, True):
+        config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": asked}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        _, report = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+        left_out = {name for finding in api.inspect(tmp_path).findings for name in finding.tensors}
+        assert {*report["unexpected_keys"]} == (set() if asked else left_out)
 
 
 def test_what_a_layer_has_with_others_or_not_at_all(tmp_path: Path) -> None:
@@ -944,7 +991,7 @@ def test_default_configs() -> None:
         lists = class_table.layer_lists(family)
         played = {spelling for name in known_names(family) for spelling in variants(family, name)}
         outside = {name for group in class_table.outside_layers(family) for name in group} - played
-        inside = {f"{start}1.{leaf}" for start, _, _, leaves, _ in lists for leaf in leaves}
+        inside = {f"{start}1.{leaf}" for start, _, _, leaves, *_ in lists for leaf in leaves}
         for lost in (outside | inside).intersection(names):  # a list may have another name in memory
             rest = [key for key in names if key != lost]
             is_reported = any(lost in lack.names for lack in missing_layers(_evidence(family, raw, rest)))

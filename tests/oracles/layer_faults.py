@@ -69,7 +69,7 @@ def main(loader: str, python: str, spec: str, *classes: str) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = checkpoints.base(kind, Path(folder))
             cell = Cell(kind, (True,) * checkpoints.levels(made.family), "equal")
-            every = [fault for start, _, _, inside, _ in layer_lists(made.family) for fault in faults(start, inside)]
+            every = [fault for start, _, _, inside, *_ in layer_lists(made.family) for fault in faults(start, inside)]
             every += [without(name) for group in outside_layers(made.family) for name in group]
             for number, (title, change) in enumerate([("whole", lambda tensors: None), *every]):
                 model = checkpoints.write(cell, made, Path(folder) / str(number))

@@ -79,15 +79,16 @@ def composites() -> Mapping[str, Any]:
     return header
 
 
-LayerList = tuple[str, str, bool, list[str], list[list[str]]]
+LayerList = tuple[str, str, bool, list[str], list[list[str]], dict[str, list[str]]]
 
 
 def layer_lists(family: Family) -> Iterable[LayerList]:
-    """Return the lists of layers of a class: start, key of the number, likeness, what is in each and together.
+    """Return the lists of layers of a class: start, key of the number, likeness, and three kinds of parameters.
 
     Layers are alike if the default config gives all of them the same tensors. The parameters in each layer are those
-    that no value of the config removed. Those of one group are together in each layer, or absent. Empty if nothing was
-    measured (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
+    that no value of the config removed. Those of one group are together in each layer, or absent. Others are in each
+    layer if a key of the config is true, which is false by default. Empty if nothing was measured
+    (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
     return tuple((start, *values) for start, values in _measured("layers", family).items() if start)
 

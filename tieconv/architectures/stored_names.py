@@ -444,6 +444,28 @@ def surplus_layers(inspection: Inspection) -> Iterator[tuple[str, list[str], boo
         if surplus and not any(map(_MORE_TOKENS.search, [*inspection.checkpoint.config_values, *leaves])):
             alike = entry.alike or inspection.checkpoint.format == "gguf"
             yield entry.counted, [f"{entry.begin}{number}" for number in surplus], alike
+        yield from _unasked_parameters(inspection, entry)
+
+
+def _unasked_parameters(inspection: Inspection, entry: _StoredList) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield the keys that the config does not set, and the parameters that the class has only with them.
+
+    Quantisers and adapters add such parameters too, for example biases of zeros.
+    """
+    checkpoint = inspection.checkpoint
+    changed = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
+    if changed or checkpoint.adapter is not None or checkpoint.format not in ("safetensors", "torch"):
+        return
+    asked = set[str]()
+    for key, leaves in entry.switched.items():
+        level, _, name = key.rpartition(".")
+        if (nested(checkpoint.config_values, level) or {}).get(name):
+            asked.update(leaves)
+    for key, leaves in entry.switched.items():
+        unasked = [leaf for leaf in leaves if leaf not in asked]
+        names = [f"{entry.begin}{n}.{leaf}" for n, stored in entry.layers.items() for leaf in unasked if leaf in stored]
+        if names:
+            yield f"the config does not set {key}", names, False
 
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,3}")
@@ -466,6 +488,7 @@ class _StoredList:
     alike: bool
     inside: Collection[str]
     together: Collection[Collection[str]]
+    switched: Mapping[str, Collection[str]]
 
 
 def _names(inspection: Inspection) -> Collection[str]:
@@ -480,7 +503,7 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
     lists, config = layer_lists(family), checkpoint.config_values
     if checkpoint.format == "gguf":
         lists, config = _gguf_layers(inspection)
-    for start, key, alike, inside, together in lists:
+    for start, key, alike, inside, together, switched in lists:
         level, _, name_of_total = key.rpartition(".")
         total = (nested(config, level) or {}).get(name_of_total)
         if type(total) is not int or not 0 < total <= _MOST_LAYERS:
@@ -496,7 +519,7 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
                 document = "metadata" if checkpoint.format == "gguf" else "config"
                 counted = f"the {document} says {count(total, 'layer')} ({key})"
                 parent = start[: start.rstrip(".").rfind(".") + 1]
-                yield _StoredList(begin, parent, total, counted, level, layers, alike, inside, together)
+                yield _StoredList(begin, parent, total, counted, level, layers, alike, inside, together, switched)
                 break
 
 
@@ -512,7 +535,7 @@ def _gguf_layers(inspection: Inspection) -> tuple[list[LayerList], dict[str, obj
     if architecture in known["empty layers"]:
         return [], {}
     alike = architecture in known["alike"]
-    lists: list[LayerList] = [(start, f"{architecture}.{key}", alike, [], []) for start, key in _BLOCKS.items()]
+    lists: list[LayerList] = [(start, f"{architecture}.{key}", alike, [], [], {}) for start, key in _BLOCKS.items()]
     numbers = {key: total - unused for key, total in zip(_BLOCKS.values(), totals, strict=True)}
     return lists, {architecture: numbers}
 

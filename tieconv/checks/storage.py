@@ -323,18 +323,21 @@ def _is_unknown_gguf(inspection: Inspection) -> bool:
 
 @rule("STO007", "surplus-layer", Level.ERROR)
 def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
-    """The files store a layer that the config does not count.
+    """The files store a layer that the config does not count, or a parameter that it does not ask for.
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports stored layers from that
     number on. A GGUF file has the number in its metadata. Layers for the prediction of several tokens (MTP) follow the last
     one, and are not reported.
 
+    It also reports parameters of a layer that need a key which the config does not set. An example is
+    `q_proj.bias` of a Llama without `attention_bias`. Quantised models and adapters may store zeros there, so the rule
+    leaves them out. It compares no values.
+
     ## Why it matters
-    transformers leaves these layers out and only prints a load report. If the model was trained with them, it then computes
-    something else. mlx-lm, vLLM and llama.cpp fail to load a model whose layers are alike. One cause is the config of a
-    smaller model beside
-    the weights. Another is a number that somebody lowered for a test.
+    transformers leaves these tensors out and only prints a load report. If the model was trained with them, it then
+    computes something else. mlx-lm, vLLM and llama.cpp fail to load a model whose layers are alike. One cause is the config
+    of a smaller model, or of another class, beside the weights. Another is a number that somebody lowered for a test.
 
     ## Example
     A Llama with 5 layers whose config says 4:
@@ -343,7 +346,8 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
         (num_hidden_layers). transformers leaves it out.
 
     ## How to fix
-    If the model has these layers, set the number in the config. If it does not, save it again from the loaded model.
+    If the model has these layers or parameters, set the key in the config. If it does not, save it again from the loaded
+    model.
     """
     for counted, names, alike in () if _is_unknown_gguf(inspection) else surplus_layers(inspection):
         outcome = f"transformers leaves {evidence.verb(names, 'it', 'them')} out"

@@ -74,7 +74,8 @@ def _names_refused(inspection: Inspection) -> Iterator[Refusal]:
     for lack in missing_layers(inspection):
         yield missing(lack.names)
     for _, names, _ in surplus_layers(inspection):
-        yield Refusal(Cause.NAMES, f"the model class has no layer {in_words(names)}", tuple(names))
+        noun = "layer" if names[0][-1].isdigit() else "parameter"
+        yield Refusal(Cause.NAMES, f"the model class has no {noun} {in_words(names)}", tuple(names))
     extra = () if family.output_biases else evidence.stored_bias(inspection)
     if extra:
         yield Refusal(Cause.NAMES, f"the model class has no parameter {in_words(extra)}", extra)
