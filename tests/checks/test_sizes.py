@@ -72,6 +72,11 @@ CASES: dict[str, tuple[Config | None, Tensors, str]] = {
     "a key for each layer": ({**WHOLE, "intermediate_size": [9]}, TENSORS, ""),
     "the class of remote code": ({**WHOLE, "intermediate_size": 9, "auto_map": {}}, TENSORS, ""),
     "an unknown class": ({**WHOLE, "intermediate_size": 9, "architectures": ["Acme"], "model_type": "x"}, TENSORS, ""),
+    "a draft model": (
+        {**WHOLE, "draft_vocab_size": 4},
+        {UP: matrix(8, 4), KEYS: matrix(2, 8), "model.fc.weight": matrix(4, 12)},
+        "",
+    ),
     "a quantised model": ({**WHOLE, "intermediate_size": 9, "quantization_config": {}}, TENSORS, ""),
     "codes": (WHOLE, {**TENSORS, UP: np.zeros((9, 4), np.int32)}, ""),
     "another rank": (WHOLE, {**TENSORS, UP: matrix(9, 4).reshape(-1)}, ""),

@@ -414,7 +414,8 @@ def unfit_matrices(inspection: Inspection) -> tuple[str, list[str]]:
     config, record = checkpoint.config_values, size_keys(family)
     changed = config.get("pruned_heads") or any(key.startswith(("quant", "auto_map")) for key in config)
     changed = changed or checkpoint.mlx or checkpoint.adapter is not None
-    if not record or changed or checkpoint.format not in ("safetensors", "torch"):
+    # A draft model has the name of its target's class, other layers, and no record of the flag.
+    if not (record and family.truth) or changed or checkpoint.format not in ("safetensors", "torch"):
         return "", []
     rows: dict[str, tuple[tuple[str, int] | None, ...]] = {}
     for start, by_row in record["rows"].items():

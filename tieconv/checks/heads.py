@@ -653,8 +653,8 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
 
     It compares other matrices with sizes that the config states, such as `intermediate_size` or `num_experts`. The finding
     names one matrix and counts the others. A size that the config leaves out is not compared. The rule passes over
-    quantised models, adapters, pruned heads and remote code (`auto_map`). It also passes over a dimension if more than two
-    keys decide it, or if layers differ.
+    quantised and draft models, adapters, pruned heads and remote code (`auto_map`). It also passes over a dimension if more
+    than two keys decide it, or if layers differ.
 
     ## Why it matters
     transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
