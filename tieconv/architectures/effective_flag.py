@@ -132,11 +132,9 @@ def scales_v5(inspection: Inspection) -> bool | None:
 
 def cannot_build(inspection: Inspection) -> bool:
     """Return whether transformers 5 cannot build the class, because the text part lacks the table to tie."""
+    family = inspection.family
     by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
-    flags, family = (
-        {path: None if value is None else bool(value) for path, value in by_level.items()},
-        inspection.family,
-    )
+    flags = {path: None if value is None else bool(value) for path, value in by_level.items()}
     return family.knowledge is Knowledge.TABLE and bool(family.truth) and _letter(family, flags) == "E"
 
 
