@@ -422,12 +422,18 @@ def unfit_matrices(inspection: Inspection) -> tuple[str, list[str]]:
             names += [name.removeprefix(f"{family.prefix}.") for name in names]
             rows |= dict.fromkeys(names, tuple(_stated(config, record, keys) for keys in row.split()))
     unfit: dict[tuple[str, int], list[str]] = {}
+    fitting = set[tuple[str, tuple[int, ...]]]()
     for name, tensor in checkpoint.tensors.items():
-        sizes = rows.get(_NUMBER.sub("*", name), ())
-        if len(sizes) == len(tensor.shape) and tensor.dtype in FLOATS and tensor.elements:
-            for stored, size in zip(tensor.shape, sizes, strict=True):
-                if size is not None and size[1] != stored:
-                    unfit.setdefault(size, []).append(name)
+        pattern = _NUMBER.sub("*", name)
+        if pattern not in rows or (pattern, tensor.shape) in fitting or tensor.dtype not in FLOATS:
+            continue
+        sizes = rows[pattern]
+        if len(sizes) == len(tensor.shape) and tensor.elements:
+            misfits = [size for stored, size in zip(tensor.shape, sizes, strict=True) if size and size[1] != stored]
+            for size in misfits:
+                unfit.setdefault(size, []).append(name)
+            if not misfits:
+                fitting.add((pattern, tensor.shape))
     if not unfit:
         return "", []
     (keys, number), names = max(unfit.items(), key=lambda item: len(item[1]))

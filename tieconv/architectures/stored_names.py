@@ -176,7 +176,8 @@ def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
 def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
     yield from _absent_lists(inspection)
     checkpoint, family, stored_lists = inspection.checkpoint, inspection.family, [*_stored_lists(inspection)]
-    lacking = [*_outside_layers(inspection, stored_lists)]
+    large = bool(stored_lists or outside_layers(family)) and _is_large(inspection)
+    lacking = [*_outside_layers(inspection, stored_lists, large=large)]
     if lacking:
         yield Missing(_always(family, lacking), lacking)
     quantised = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
@@ -194,7 +195,7 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
         yield from experts
         if quantised:
             continue
-        fits = _has_enough_of_the_class(entry.inside, within, large=_is_large(inspection))
+        fits = _has_enough_of_the_class(entry.inside, within, large=large)
         yield from _partial_groups(family, entry, within) if fits else ()
         lacking = _inside_layers(begin, within, entry.inside) if fits else []
         if lacking:
@@ -250,7 +251,7 @@ def _begins(family: Family, start: str) -> tuple[str, ...]:
     return start, start.removeprefix(f"{family.prefix}.")
 
 
-def _outside_layers(inspection: Inspection, stored_lists: Collection[_StoredList]) -> Iterator[str]:
+def _outside_layers(inspection: Inspection, stored_lists: Collection[_StoredList], *, large: bool) -> Iterator[str]:
     """Yield what the file lacks of the parameters that the class has outside its lists of layers.
 
     A group counts if one of its names is stored, or a list of layers beside the parameter. A small file may be an
@@ -261,7 +262,7 @@ def _outside_layers(inspection: Inspection, stored_lists: Collection[_StoredList
         return
     names = _names(inspection)
     parents = [entry.parent for entry in stored_lists]
-    outside = [name for name in names if not name.startswith(tuple(entry.begin for entry in stored_lists))]
+    modules = {entry.begin.partition(".")[0] for entry in stored_lists} if large else ()
     judged = {spelling for name in known_names(family) for spelling in variants(family, name)}
     lacks = tuple(exceptions("outside").get(family.architecture, ()))
     groups = [
@@ -269,22 +270,26 @@ def _outside_layers(inspection: Inspection, stored_lists: Collection[_StoredList
         for group in outside_layers(family)
     ]
     spellings = {name: locate(family, name, names) for group in groups for name in group}
-    known = {stored or spelled(family, name, names) for name, stored in spellings.items()} | judged
-    modules = {entry.begin.partition(".")[0] for entry in stored_lists} if _is_large(inspection) else ()
+    lacking = dict[str, str]()
     for group in groups:
         stored = [name for name in group if spellings[name]]
-        most = len(stored) > _HALF * len(group) or (stored and _is_large(inspection))
-        for name in group:
-            lacking = spelled(family, name, names)
+        most = len(stored) > _HALF * len(group) or (stored and large)
+        for name in [name for name in group if spellings[name] is None]:
+            spelling = spelled(family, name, names)
             # A conversion for MLX may leave out the vision part.
-            counts = (most or lacking.partition(".")[0] in modules) and not checkpoint.mlx
+            counts = (most or spelling.partition(".")[0] in modules) and not checkpoint.mlx
             # A class without a head may lack a part, as T5EncoderModel has no decoder.
             counts = counts and (not family.body_of or _parent(name) in map(_parent, stored))
-            beside = any(name.startswith(p) and name.removeprefix(p).count(".") < 2 for p in parents)
-            if spellings[name] is None and (counts or beside):
-                moved = any(_is_moved(name, key) for key in outside if key not in known)
-                if not moved and not _has_replacement(lacking, outside, known):
-                    yield lacking
+            if counts or any(name.startswith(p) and name.removeprefix(p).count(".") < 2 for p in parents):
+                lacking[name] = spelling
+    if not lacking:
+        return
+    outside = [name for name in names if not name.startswith(tuple(entry.begin for entry in stored_lists))]
+    known = {stored or spelled(family, name, names) for name, stored in spellings.items()} | judged
+    for name, spelling in lacking.items():
+        moved = any(_is_moved(name, key) for key in outside if key not in known)
+        if not moved and not _has_replacement(spelling, outside, known):
+            yield spelling
 
 
 def _parent(name: str) -> str:
