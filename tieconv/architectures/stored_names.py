@@ -201,8 +201,8 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
         if lacking:
             yield Missing(_always(family, lacking), lacking)
         elif not absent and not experts and entry.alike and len(kinds) == 2 and total > 2:
-            small, large = sorted(kinds, key=len)
-            more = large - small if small < large and kinds[small] == 1 else ()
+            small, whole = sorted(kinds, key=len)
+            more = whole - small if small < whole and kinds[small] == 1 else ()
             # A scale, a buffer, an adapter or a bias that somebody added to a layer is not the class's.
             # llama.cpp loads some files without a matrix of experts.
             own = {leaf for leaf in more if leaf.endswith(".weight") and not (_is_adapted(leaf) or "_exps." in leaf)}
