@@ -89,10 +89,13 @@ def inspected(
     refused = False
     if checkpoint.format == "gguf":
         from tieconv.loaders import llama_cpp  # few models are GGUF files
+        from tieconv.loaders.loaded import Cause
 
         refusal = llama_cpp.refusal_of_gguf(evidence)
         if refusal is not None:
-            evidence, refused = llama_cpp.with_headline(evidence, refusal), llama_cpp.is_certain(refusal)
+            refused = refusal.cause is not Cause.UNKNOWN
+            why = f"{'Not loaded' if refused else 'Unknown'}: {refusal.sentence}."
+            evidence = replace(evidence, config=replace(evidence.config, why=why, effect=why))
     # These files are small enough for each inspection; a remote one costs a request.
     beside = not hasattr(files, "client") and any("token" in name or "vocab" in name for name in checkpoint.companions)
     if sizes_disagree(evidence) or predicted_tokens(evidence):

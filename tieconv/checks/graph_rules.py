@@ -18,7 +18,7 @@ from tieconv.text import shown, size
 LARGE = 16 * graph_structure.MIN_ELEMENTS
 """The fewest elements of a copy outside the head that a finding reports, in every type."""
 
-_EQUAL = frozenset({State.IDENTICAL, State.TRANSPOSED})
+_EQUAL = frozenset({State.IDENTICAL, State.TRANSPOSED, State.ALIASED})
 
 
 def heads(inspection: Inspection) -> Iterator[tuple[Tie, Member]]:
@@ -26,11 +26,6 @@ def heads(inspection: Inspection) -> Iterator[tuple[Tie, Member]]:
     for tie in inspection.ties if inspection.checkpoint.graphs else ():
         for member in tie.members[1:]:
             yield tie, member
-
-
-def is_copy(member: Member) -> bool:
-    """Return whether a head holds the values of the embedding: byte-identical, transposed, or cast without loss."""
-    return member.state in _EQUAL or (isinstance(member.relation, Cast) and member.relation.lossless)
 
 
 @record
@@ -125,7 +120,8 @@ def stored_twice(inspection: Inspection) -> Iterator[Finding]:
     tensors = inspection.checkpoint.tensors
     for tie, member in heads(inspection):
         counts = tensors[tie.canonical].elements >= graph_structure.MIN_ELEMENTS
-        if (is_copy(member) or member.state is State.ALIASED) and not member.relation.holds_nan and counts:
+        lossless = isinstance(member.relation, Cast) and member.relation.lossless
+        if (member.state in _EQUAL or lossless) and not member.relation.holds_nan and counts:
             answer = answer_of(inspection, pair(tie, member))
             message = f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
             message += f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session."

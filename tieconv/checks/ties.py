@@ -424,7 +424,9 @@ def could_be_tied(inspection: Inspection) -> Iterator[Finding]:
     for tie in evidence.declared_untied(inspection):
         empty = evidence.is_empty(inspection, evidence.reference(tie))  # STO002 reports this tensor
         unclear = evidence.disputed(inspection) or evidence.unclear_flags(inspection)
-        if _is_redundant(tie) and not empty and not unclear:
+        states = {member.state for member in tie.members}
+        repeated = State.IDENTICAL in states and states <= evidence.EQUAL - {State.ABSENT}
+        if tie.role is Role.WORD_EMBEDDING and repeated and not empty and not unclear:
             remedy = remedies.retie(inspection, safe=True)
             if remedy:
                 copies = [member.name for member in tie.members if member.state is State.IDENTICAL]
@@ -435,11 +437,6 @@ def could_be_tied(inspection: Inspection) -> Iterator[Finding]:
                     tuple(member.name for member in tie.members),
                     remedy=remedy,
                 )
-
-
-def _is_redundant(tie: Tie) -> bool:
-    states = {member.state for member in tie.members}
-    return tie.role is Role.WORD_EMBEDDING and State.IDENTICAL in states and states <= evidence.EQUAL - {State.ABSENT}
 
 
 @rule("TIE005", "inverted-tie", Level.ERROR)

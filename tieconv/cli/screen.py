@@ -66,9 +66,6 @@ class Escaped:
         if self._pending:
             self._line()
 
-    def flush(self) -> None:
-        self.inner.flush()
-
     def _line(self) -> None:
         line, self._pending = self._pending.rstrip("\r").replace("\t", "    "), ""
         if self._left is not None:

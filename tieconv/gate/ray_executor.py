@@ -69,11 +69,8 @@ class RayExecutor(Executor):
         reference = self._call.remote(os.getcwd(), work, words, options)
         future: Future[Any] = reference.future()
         self._running[future] = reference
-        future.add_done_callback(self._forget)
+        future.add_done_callback(lambda done: self._running.pop(done, None))
         return future
-
-    def _forget(self, future: Future[Any]) -> None:
-        self._running.pop(future, None)
 
     def __exit__(self, *error: object) -> None:
         """Leave the cluster, whatever still runs: an interrupt must not wait for it."""

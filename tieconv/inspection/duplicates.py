@@ -79,17 +79,10 @@ def _identical(classes: Iterable[_Class], reported: _Known) -> Iterator[Duplicat
             continue
         copies = len({tensor.range for tensor in group})
         # The waste of a known group of k copies is reported with that group.
-        reported_copies = sum(count - 1 for count in _copies_by_unit(group, reported).values())
+        reported_copies = len({(reported.unit(tensor.name), tensor.range) for tensor in group}) - len(units)
         wasted = max(copies - 1 - reported_copies, 0) * group[0].nbytes
         names = tuple(tensor.name for tensor in group)
         yield Duplicate(State.IDENTICAL if copies > 1 else State.ALIASED, names, wasted)
-
-
-def _copies_by_unit(group: _Class, reported: _Known) -> dict[str, int]:
-    ranges = defaultdict(set)
-    for tensor in group:
-        ranges[reported.unit(tensor.name)].add(tensor.range)
-    return {unit: len(copies) for unit, copies in ranges.items()}
 
 
 def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> Iterator[Duplicate]:

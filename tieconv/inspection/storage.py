@@ -153,8 +153,8 @@ def _apart(left: TensorRecord, right: TensorRecord) -> bool:
     period = 0
     reaches = []
     for tensor in (left, right):
-        sides = zip(tensor.shape, tensor.stride or row_major(tensor.shape), strict=True)
-        width = tensor.range.size // (1 + _last_element(tensor))
+        sides = [*zip(tensor.shape, tensor.stride or row_major(tensor.shape), strict=True)]
+        width = tensor.range.size // (1 + sum((side - 1) * step for side, step in sides))
         moving = sorted((step * width, side) for side, step in sides if side > 1 and step)
         if not moving:
             return False
@@ -168,11 +168,6 @@ def _apart(left: TensorRecord, right: TensorRecord) -> bool:
             return False
         runs.append((first, first + length))
     return runs[0][1] <= runs[1][0] or runs[1][1] <= runs[0][0]
-
-
-def _last_element(record: TensorRecord) -> int:
-    strides = record.stride or row_major(record.shape)
-    return sum((side - 1) * step for side, step in zip(record.shape, strides, strict=True))
 
 
 # Find how two tensors of one storage relate by their positions alone, without reading bytes.

@@ -200,17 +200,6 @@ def refusal_of_gguf(inspection: Inspection) -> Refusal | None:
     return None if evidence.head_pair(inspection) is None else next(iter(_gguf(inspection).refusals), None)
 
 
-def is_certain(refusal: Refusal) -> bool:
-    """Return whether llama.cpp fails. Otherwise tieconv does not know what it does."""
-    return refusal.cause is not Cause.UNKNOWN
-
-
-def with_headline(inspection: Inspection, refusal: Refusal) -> Inspection:
-    """Return the evidence about a GGUF file with the reason why llama.cpp fails, or is not known, as first sentence."""
-    why = f"{'Not loaded' if is_certain(refusal) else 'Unknown'}: {refusal.sentence}."
-    return replace(inspection, config=replace(inspection.config, why=why, effect=why))
-
-
 def _known(inspection: Inspection) -> tuple[Treatment, evidence.Pair] | Refusal:
     """Return what the converter and the loader do with the tables of the class."""
     name, pair = converted_class(inspection), evidence.head_pair(inspection)

@@ -59,12 +59,6 @@ class GraphFile:
     made: dict[str, Gathered] = field(default_factory=dict)
     changed: bool = False
 
-    def range_of(self, tensor: ir.ExternalTensor) -> ByteRange:
-        """Return the byte range of an external tensor."""
-        name = os.path.normpath(os.path.join(os.path.dirname(self.name), os.fspath(tensor.location)))
-        start = tensor.offset or 0
-        return ByteRange(name, start, start + tensor.nbytes)
-
     def make(self, content: Gathered, like: ir.TensorProtocol, shape: tuple[int, ...], name: str) -> ir.ExternalTensor:
         """Return a tensor whose bytes are gathered when the graph is written."""
         location = f"{NEW}{len(self.made)}"
@@ -407,7 +401,11 @@ class GraphBytes:
 
     def _span(self, tensor: ir.TensorProtocol, index: int) -> ByteRange | None:
         if isinstance(tensor, ir.ExternalTensor):
-            return None if str(tensor.location).startswith(NEW) else self._graph.range_of(tensor)
+            if str(tensor.location).startswith(NEW):
+                return None
+            name = os.path.normpath(os.path.join(os.path.dirname(self._graph.name), os.fspath(tensor.location)))
+            start = tensor.offset or 0
+            return ByteRange(name, start, start + tensor.nbytes)
         name = f"{_INLINE}{index}"
         flat = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
         self._inline[name] = flat.data

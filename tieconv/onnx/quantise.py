@@ -58,13 +58,12 @@ class Scheme(Choice):
 
 # Quantise an export so that each tied matrix stays one.
 
-HEAD_NOTE = "--quantise writes every head as {}, so --head-form has no effect"
 _OPERATORS = {Scheme.INT8: "MatMulNBits", Scheme.INT4: "MatMulNBits", Scheme.DYNAMIC: "MatMulInteger"}
 
 
 def head_note(scheme: Scheme) -> str:
     """Return what the user should know about the form of the head."""
-    return HEAD_NOTE.format(_OPERATORS[scheme])
+    return f"--quantise writes every head as {_OPERATORS[scheme]}, so --head-form has no effect"
 
 
 def check_scheme(scheme: Scheme, precision: str, fuse: str | None, source: str) -> None:

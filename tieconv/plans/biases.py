@@ -6,6 +6,7 @@ from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.value_type import Choice
+from tieconv.checkpoint.write_plan import AllZero
 from tieconv.plans.build import ALIKE
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, refuse
@@ -99,7 +100,8 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
         edits.additions.pop(name, None)
         edits.operations[:] = [operation for operation in edits.operations if getattr(operation, "name", "") != name]
         if name in edits.checkpoint.tensors:
-            edits.drop_zero(name)
+            edits.drop(name, "all zero")
+            edits.proofs.append(AllZero(edits.checkpoint.tensors[name]))
     if not inspection.family.output_biases:
         return ()
     if not inspection.family.architecture:

@@ -37,11 +37,6 @@ class Edits:
         self.drop(name, because)
         self._prove_equal(name, source, exponent)
 
-    def drop_zero(self, name: str) -> None:
-        """Leave out a stored tensor that is proved to be all zero."""
-        self.drop(name, "all zero")
-        self.proofs.append(write_plan.AllZero(self.checkpoint.tensors[name]))
-
     def _prove_equal(self, name: str, source: str, exponent: int = 0) -> None:
         dropped, record = self.checkpoint.tensors[name], self.checkpoint.tensors[source]
         if (dropped.range, dropped.stride) != (record.range, record.stride) or exponent:

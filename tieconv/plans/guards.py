@@ -33,9 +33,8 @@ def choose_values(inspection: Inspection, verb: str, first: str, second: str, **
 
 def guard(inspection: Inspection, verb: str, *, quantised: bool = False) -> None:
     """Refuse a model that tieconv must not tie or untie. The planner handles ``quantised`` tables itself."""
-    _guard_format(inspection)
     assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
-    _guard_layout(inspection)
+    guard_layout(inspection)
     _guard_knowledge(inspection, verb)
     _guard_tying(inspection, verb)
     if not quantised:
@@ -51,9 +50,8 @@ def guard_class(inspection: Inspection, verb: str) -> None:
 
 def guard_head(inspection: Inspection, verb: str) -> None:
     """Refuse a model whose head bias or flag tieconv must not change. Accepts a class that never ties."""
-    _guard_format(inspection)
     assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
-    _guard_layout(inspection)
+    guard_layout(inspection)
     _guard_knowledge(inspection, verb)
     if inspection.family.tying is Tying.HEADLESS and verb != "resize":  # an encoder has an embedding to resize
         label = inspection.family.architecture or shown(inspection.checkpoint.source)

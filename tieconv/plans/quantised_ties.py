@@ -265,15 +265,12 @@ def with_loader_notes(plan: Plan, before: Inspection, tables: QuantisedTables, *
     )
     after = replace(after, quantised=replace(tables, matrices=matrices))
     asked = (MLX,) if tables.matrices[0].scheme.startswith("MLX") else (TRANSFORMERS, VLLM, VLLM_028, LLAMA_CPP)
-    answers = {loader: (_answer(before, loader), _answer(after, loader)) for loader in asked}
+    predictors = {loader: consumer(*loader).predict for loader in asked}
+    answers = {loader: (predict(before), predict(after)) for loader, predict in predictors.items()}
     was, comes = answers[asked[0]]
     if _fault(comes) > _fault(was) and not forced:
         refuse(f"{_LABELS[asked[0]]} would not load the result correctly: {comes.detail}", hint, "meaning.refused")
     return replace(plan, notes=(*plan.notes, *_notes(answers, tables)))
-
-
-def _answer(inspection: Inspection, loader: tuple[str, str]) -> Prediction:
-    return consumer(*loader).predict(inspection)
 
 
 def _fault(answer: Prediction) -> int:

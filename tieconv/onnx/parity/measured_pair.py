@@ -15,7 +15,7 @@ import torch
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Checkpoint, Layout, way_out
-from tieconv.checkpoint.results.parity import Parity, Precision, ProviderUse, Structure, Verdict
+from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError, SettingsError, UnreadableError
 from tieconv.onnx.child import available_memory
@@ -63,10 +63,6 @@ class Subject:
         Raises `NotRunError` if torch does not find the GPU.
         """
         return replace(self, torch_device=torch_device(device, device_id(self.provider)))
-
-    def torch_precision(self, dtype: str) -> Precision:
-        """Return what computes the reference or the floor, in this type."""
-        return Precision(dtype, device=self.torch_device)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

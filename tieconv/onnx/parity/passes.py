@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,8 +34,6 @@ from tieconv.reference.windows import position_limit
 from tieconv.sources.local import open_files
 from tieconv.sources.temporary import temporary_directory
 from tieconv.text import shown
-
-Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
 
 
 @record
@@ -216,12 +214,6 @@ def pieces(cell: batches.Cell, kind: Kind) -> tuple[int, ...]:
     return (cell.past, cell.sequence) if cell.past else (cell.sequence,)
 
 
-def cached_logits(steps: Steps, batch: Batch, cell: batches.Cell, kind: Kind) -> torch.Tensor:
-    """Return the logits of the cell's tokens, without those of the past."""
-    made = list(steps(batch, pieces(cell, kind)))
-    return torch.cat(made[1:] if len(made) > 1 else made, 1)
-
-
 def run_graph(graph: CachedModel, work: Work, store: LogitStore, name: str) -> dict[batches.Cell, str]:
     """Run every cell through the graph; return the runtime's error for each failed cell.
 
@@ -231,8 +223,11 @@ def run_graph(graph: CachedModel, work: Work, store: LogitStore, name: str) -> d
     for (cell,) in work.announced([[cell] for cell in work.cells], "graph"):
         batch = work.batch(cell)
         try:
-            cached = work.kind.steps
-            logits = cached_logits(graph.steps, batch, cell, work.kind) if cached else graph.logits(batch)
+            if work.kind.steps:
+                made = list(graph.steps(batch, pieces(cell, work.kind)))
+                logits = torch.cat(made[1:] if len(made) > 1 else made, 1)  # without those of the past
+            else:
+                logits = graph.logits(batch)
             store.put((name, cell), work.judged(cell, logits))
         except NotRunError:
             raise

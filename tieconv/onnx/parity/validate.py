@@ -135,7 +135,8 @@ def _measured(subject: measured_pair.Subject, dtype: str, wishes: measured_pair.
 
 def _precisions(subject: measured_pair.Subject, dtype: str) -> tuple[Precision, Precision]:
     """Return what computed the reference and the floor."""
-    return subject.torch_precision(dtype), subject.torch_precision(subject.precision)
+    device = subject.torch_device
+    return Precision(dtype, device=device), Precision(subject.precision, device=device)
 
 
 def _report(

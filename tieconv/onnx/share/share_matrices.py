@@ -301,18 +301,15 @@ def choose_form(members: Sequence[Member], setting: Setting, form: HeadForm | No
         choice, why = choose(members, now)
         if choice is None:
             continue
-        beside = _changed_bits(members, choice, now) if form is None else ""
+        beside = ""
+        if form is None:
+            reads = to_rewrite(reads_of(members), choice, candidate)
+            beside = rounding(members, reads, target_of(choice, now))
         if not beside:
             return FormChoice(choice, now, avoided=avoided)
         avoided = avoided or beside
         why = f"{RUNTIMES} may round differently next to {beside} in every form; --head-form gemm stores it once"
     return FormChoice(None, setting, why)
-
-
-def _changed_bits(members: Sequence[Member], choice: Choice, setting: Setting) -> str:
-    """Return what a session may round differently in this form; empty if it keeps every bit."""
-    reads = to_rewrite(reads_of(members), choice, setting.form)
-    return rounding(members, reads, target_of(choice, setting))
 
 
 # Choose which copy of a matrix stays, or say why the others cannot be removed.

@@ -37,20 +37,15 @@ def _tied(stored: Stored) -> tuple[bool, tuple[find.Use, ...]]:
     first = lookups[0]
     assert first.node is not None
     flipped = first.flipped != (find.integer(first.node, "axis", 0) % 2 == 1)
-    return flipped, tuple(use for use in uses if _is_head(use) and _reads_columns(use) != flipped)
+    return flipped, tuple(use for use in uses if _is_head(use, flipped))
 
 
-def _is_head(use: find.Use) -> bool:
+def _is_head(use: find.Use, flipped: bool) -> bool:
+    """Return whether the node multiplies by the matrix of the embedding, which is the stored one or its transpose."""
     node = use.node
-    if node is None or use.index != 1:
+    if node is None or use.index != 1 or flipped == (use.flipped != bool(find.integer(node, "transB", 0))):
         return False
     return find.is_standard(node, "MatMul", "Gemm") or (node.domain == MICROSOFT and node.op_type == "FusedMatMul")
-
-
-def _reads_columns(use: find.Use) -> bool:
-    """Return whether the node multiplies by the transpose of the stored matrix."""
-    assert use.node is not None
-    return use.flipped != bool(find.integer(use.node, "transB", 0))
 
 
 def _untie(file: GraphFile, stored: Stored, flipped: bool, heads: tuple[find.Use, ...], names: Names) -> SharedMatrix:

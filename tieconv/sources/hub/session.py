@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from httpx2 import SyncByteStream
+from httpx2 import ByteStream, SyncByteStream
 from huggingface_hub import constants, errors, set_client_factory, utils
 
 from tieconv.errors import UnreadableError
@@ -321,7 +321,7 @@ def _receive(response: Any) -> None:
     if response.status_code >= 400:
         _heed(response)
         response.stream.close()
-        response.stream = _Nothing()  # tieconv never repeats the server's error text, so it does not read it
+        response.stream = ByteStream(b"")  # tieconv never repeats the server's error text, so it does not read it
         return
     key = file_key(response.request.url.path)
     for _, hashes in list(_scopes):
@@ -359,13 +359,6 @@ def contradiction(response: Any, known: str) -> str:
 
 def _normal(etag: str | None) -> str | None:
     return etag.strip().removeprefix("W/").strip('"').lower() if etag else None
-
-
-class _Nothing(SyncByteStream):
-    """An empty body, for a response that is not read."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(())
 
 
 class _Timed(SyncByteStream):
