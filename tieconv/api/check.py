@@ -208,12 +208,10 @@ def expand(
     ``include`` and ``exclude`` are patterns for the models. ``newer_than`` is an age (``12h``, ``7d``, ``2w``) or a
     date: only models with a file that was written since then are returned.
     """
-    from tieconv.gate.model_sources import chosen_models, parse_choice
+    from tieconv.gate.model_sources import Choice, chosen_models, parse_age
 
-    choice = parse_choice(
-        newer_than, task=task, limit=limit, recursive=recursive, include=tuple(include), exclude=tuple(exclude)
-    )
-    return chosen_models(models, choice)
+    since = None if newer_than is None else parse_age(newer_than)
+    return chosen_models(models, Choice(task, limit, recursive, tuple(include), tuple(exclude), since))
 
 
 def select_rules(words: Sequence[str], select: Sequence[str] = ()) -> tuple[Rule, ...]:

@@ -238,12 +238,9 @@ def parts_of(module: str, stored: Mapping[str, TensorRecord]) -> Iterator[tuple[
             end = end[1:]
             if end == "bias" or end.startswith(_INSIDE) or end.endswith(layers):
                 continue
-            if not whole or end == "weight" or stored[name].dtype not in FLOATS or _is_known(end):
+            known = end in (*LEAVES, *INERT_LEAVES, "pre_quant_scale") or end.startswith(_PARAMETRISED)
+            if not whole or end == "weight" or stored[name].dtype not in FLOATS or known:
                 yield end, name
-
-
-def _is_known(end: str) -> bool:
-    return end in (*LEAVES, *INERT_LEAVES, "pre_quant_scale") or end.startswith(_PARAMETRISED)
 
 
 def quantised_twin(name: str, stored: Mapping[str, TensorRecord]) -> str | None:

@@ -30,8 +30,11 @@ _INDEXED = ("safetensors", "torch")
 
 def untie(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
     """Return `tieconv untie`, or ``None`` if it would refuse."""
-    if any(_untie_refuses(inspection, tie, member) for tie in inspection.ties for member in tie.members):
-        return None
+    for tie in inspection.ties:
+        for member in tie.members:
+            empty = evidence.is_empty(inspection, member.name)
+            if empty or member.state is State.TRANSPOSED or evidence.shapes_differ(inspection, tie, member):
+                return None
     flips = inspection.config.effective and not evidence.unheeded_false(inspection)
     free = flag_is_storage(inspection) or scales_v5(inspection) is False  # transformers 5 computes the same after it
     if flips and not options.get("keep_flag") and not free:
@@ -189,12 +192,6 @@ def is_merged(tie: Tie) -> bool:
 def flag_is_storage(inspection: Inspection) -> bool:
     """Return whether the flag decides only storage, in both major versions of transformers."""
     return {inspection.family.meaning_v5, inspection.family.meaning_v4} == {FlagMeaning.STORAGE}
-
-
-def _untie_refuses(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    """Return whether the stored member does not fit the class: it is empty, transposed, or has another shape."""
-    empty = evidence.is_empty(inspection, member.name)
-    return empty or member.state is State.TRANSPOSED or evidence.shapes_differ(inspection, tie, member)
 
 
 def unequal(inspection: Inspection) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from glob import glob, has_magic
 from itertools import islice
-from typing import Any
 
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError, UnreadableError
@@ -192,11 +191,6 @@ def _matches(pattern: str, source: str) -> bool:
         name = os.path.basename(source.rstrip("/") if "://" in source else os.path.abspath(source))
         return matches(pattern, name, os.curdir)
     return matches(pattern, source if "://" in source else os.path.abspath(source), os.getcwd())
-
-
-def parse_choice(newer_than: str | None, **options: Any) -> Choice:
-    """Return the choice of the options of `check`. Raises `SettingsError` for an invalid age."""
-    return Choice(newer_than=None if newer_than is None else parse_age(newer_than), **options)
 
 
 def is_collection(source: str) -> bool:

@@ -38,8 +38,8 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     text = text_model(read, release)
     if isinstance(text, Refusal):
         return stopped(_LOADER, text)
-    # The refusal of a config with which mlx-lm's class cannot be built, or ``None``.
-    refusal = next(_refused(text), None) or names_refused(read, text)
+    # The class cannot be built with the config, or its names and those of the file differ.
+    refusal = next(_refused(text), None) or next(_names(read, text), None)
     known = refusal or evidence.known_pair(read, f"{_LOADER} {release}", text.tables, text.name)
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
@@ -191,11 +191,6 @@ def _layers_refused(text: TextModel, layers: list[object]) -> Iterator[Refusal]:
 # Say which tensors mlx-lm's strict loading refuses: by their names, or by their shapes.
 
 _QUERY = re.compile(r"\blayers\.(\d+)\.self_attn\.q_proj\.weight$")
-
-
-def names_refused(inspection: Inspection, text: TextModel) -> Refusal | None:
-    """Return the refusal of a name that the class does not have, or of an absent one that it needs."""
-    return next(_names(inspection, text), None)
 
 
 def _names(inspection: Inspection, text: TextModel) -> Iterator[Refusal]:

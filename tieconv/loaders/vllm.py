@@ -44,17 +44,14 @@ def load(inspection: Inspection, *, release: str) -> Loaded:
     if isinstance(known, Refusal):
         return stopped(_LOADER, known)
     kind, pair = known
-    model = evidence.PairModel(_LOADER, inspection, pair, has_bias=_has_bias(inspection, kind), absence=Absence.MEMORY)
+    # vLLM's Transformers backend looks for one name of the bias.
+    one_name = all(name.endswith("lm_head.bias") for name in evidence.stored_bias(inspection))
+    has_bias = "bias" in kind and ("any bias" not in kind or one_name)
+    model = evidence.PairModel(_LOADER, inspection, pair, has_bias=has_bias, absence=Absence.MEMORY)
     tables = Tables(model, kind)
     if is_old and tables.old_error:
         return stopped(_LOADER, Refusal(Cause.NAMES, tables.old_error))
     return tables.loaded_028() if release == "0.28" else tables.loaded_033()
-
-
-def _has_bias(inspection: Inspection, kind: str) -> bool:
-    """Return whether the logits get the bias; vLLM's Transformers backend looks for one name."""
-    stored = evidence.stored_bias(inspection)
-    return "bias" in kind and ("any bias" not in kind or all(name.endswith("lm_head.bias") for name in stored))
 
 
 def _safetensors_first(inspection: Inspection) -> Inspection:

@@ -70,26 +70,20 @@ def survey_quantised(inspection: Inspection, reader: ByteReader) -> QuantisedTab
 
 
 def _matrices(inspection: Inspection, settings: QuantisationSettings, content: Content) -> Iterator[QuantisedMatrix]:
-    family = inspection.family
+    family, tensors = inspection.family, inspection.checkpoint.tensors
     names = {EMBEDDING: family.input_embedding, HEAD: family.output_head}
     if names[HEAD] == names[EMBEDDING]:
         names[HEAD] = None
     for role, name in names.items():
         for spelling in dict.fromkeys(variants(family, name)) if name else ():
-            module = _module(inspection, spelling.removesuffix(".weight"), role, settings, content)
+            path = spelling.removesuffix(".weight")
+            parts = {leaf: tensors[stored] for leaf, stored in parts_of(path, tensors)}
+            choice, width = settings.choice(path, role), hidden_size(inspection)
+            module = StoredModule(path, role, parts, content, choice, settings.method, width)
             matrix = recognise(module) if module.tensors else None
             if matrix is not None:
                 yield with_config_sizes(inspection, matrix)
                 break
-
-
-def _module(
-    inspection: Inspection, name: str, role: str, settings: QuantisationSettings, content: Content
-) -> StoredModule:
-    tensors = inspection.checkpoint.tensors
-    parts = {leaf: tensors[stored] for leaf, stored in parts_of(name, tensors)}
-    choice = settings.choice(name, role)
-    return StoredModule(name, role, parts, content, choice, settings.method, hidden_size(inspection))
 
 
 def _table(

@@ -413,7 +413,10 @@ def move_dequantisation(model: ir.Model, names: Names) -> None:
 
     Every element is dequantised with the same arithmetic, so the outputs keep every bit.
     """
-    dequantised = list(_dequantised(model)) if opset(model) >= _OLDEST_OPSET else []
+    if opset(model) < _OLDEST_OPSET:
+        return
+    nodes = [node for node in model.graph if is_standard(node, "DequantizeLinear")]
+    dequantised = [made for node in nodes if (made := _codes(node)) is not None]
     for lookup in [lookup for lookup in dequantised if lookup.looked_up]:
         copies = (product for product in dequantised if _is_copy(lookup, product))
         products = [
@@ -440,11 +443,6 @@ def move_dequantisation(model: ir.Model, names: Names) -> None:
             output = table.node.outputs[0]
             if table.node.graph is not None and not output.uses() and not output.is_graph_output():
                 table.node.graph.remove(table.node, safe=True)
-
-
-def _dequantised(model: ir.Model) -> list[_Codes]:
-    nodes = [node for node in model.graph if is_standard(node, "DequantizeLinear")]
-    return [made for node in nodes if (made := _codes(node)) is not None]
 
 
 def _codes(node: ir.Node) -> _Codes | None:
