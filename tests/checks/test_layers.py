@@ -359,10 +359,11 @@ T5_LARGE |= {name.replace("encoder", "decoder"): matrix() for name in T5_LARGE i
 OUTSIDE: dict[str, tuple[Config, Tensors, list[str]]] = {
     "whole": (BERT, BERT_WHOLE, []),
     "a bias of the head": (BERT, without(BERT_WHOLE, f"{TRANSFORM}bias"), [f"{TRANSFORM}bias"]),
-    "half of the head": (BERT, without(BERT_WHOLE, TRANSFORM), []),
-    "half of the head in a large file": (
+    "half of the head": (BERT, without(BERT_WHOLE, TRANSFORM), [f"{TRANSFORM}bias", f"{TRANSFORM}weight"]),
+    "half of the head, beside few parameters": (BERT, without(BERT_WHOLE, TRANSFORM, "bert.encoder."), []),
+    "half of the head, beside few parameters, in a large file": (
         BERT,
-        without(BERT_WHOLE, TRANSFORM),
+        without(BERT_WHOLE, TRANSFORM, "bert.encoder."),
         [f"{TRANSFORM}bias", f"{TRANSFORM}weight"],
     ),
     "the whole head, as in an encoder": (BERT, without(BERT_WHOLE, "cls.predictions.transform."), []),

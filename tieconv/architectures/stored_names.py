@@ -151,12 +151,24 @@ def is_unknown(matrix: QuantisedMatrix) -> bool:
 
 
 _MOST_LAYERS = 10_000
-_LEAST_TENSORS, _LEAST_BYTES = 4, 1 << 20
+_LEAST_TENSORS, _LEAST_BYTES, _LEAST_PARAMETERS, _NEARLY_ALL = 4, 1 << 20, 8, 0.9
 """A smaller file with fewer tensors in each layer is an example of names, not a model."""
 
 
 def _is_large(inspection: Inspection) -> bool:
     return sum(record.nbytes for record in inspection.checkpoint.tensors.values()) >= _LEAST_BYTES
+
+
+def _is_model(inspection: Inspection, stored_lists: Collection[_StoredList]) -> bool:
+    """Return whether a file is a model: it is large, or has nearly all parameters that the class always has."""
+    if _is_large(inspection):
+        return True
+    family, names = inspection.family, _names(inspection)
+    stored = [locate(family, name, names) is not None for group in outside_layers(family) for name in group]
+    for entry in stored_lists:
+        layers = [entry.layers.get(str(number), ()) for number in range(entry.total)]
+        stored += [leaf in layer for layer in layers for leaf in entry.inside]
+    return len(stored) >= _LEAST_PARAMETERS and sum(stored) >= _NEARLY_ALL * len(stored)
 
 
 def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
@@ -174,9 +186,9 @@ def missing_layers(inspection: Inspection) -> tuple[Missing, ...]:
 
 
 def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
-    yield from _absent_lists(inspection)
     checkpoint, family, stored_lists = inspection.checkpoint, inspection.family, [*_stored_lists(inspection)]
-    large = bool(stored_lists or outside_layers(family)) and _is_large(inspection)
+    large = bool(stored_lists or outside_layers(family)) and _is_model(inspection, stored_lists)
+    yield from _absent_lists(inspection)
     lacking = [*_outside_layers(inspection, stored_lists, large=large)]
     if lacking:
         yield Missing(_always(family, lacking), lacking)
