@@ -606,12 +606,14 @@ def test_a_classifier_has_no_head_that_the_config_could_list(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", [EMBED, HEAD])
 @pytest.mark.parametrize(
-    ("value", "depths"), [(0.0, ["candidates", "full"]), (np.nan, ["full"]), (np.inf, ["full"])], ids=str
+    ("value", "depths"),
+    [(0.0, ["candidates", "full"]), (-0.0, ["candidates", "full"]), (np.nan, ["full"]), (np.inf, ["full"])],
+    ids=str,
 )
 def test_a_table_without_usable_values(name: str, value: float, depths: list[str], tmp_path: Path) -> None:
     """A probe finds a table of zeros at the default depth. A NaN or an infinity needs all bytes, so `full`."""
     tensors = llama(head=matrix(seed=1))
-    tensors[name] = np.full_like(tensors[name], 0.0) if value == 0 else tensors[name].copy()
+    tensors[name] = np.full_like(tensors[name], value) if value == 0 else tensors[name].copy()
     tensors[name][1, 2] = value
     model = save(tmp_path / "model", flagged(LLAMA, False), tensors)
     for depth in ("header", "candidates", "full"):

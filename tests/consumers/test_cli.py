@@ -245,6 +245,8 @@ def test_layer_types_that_do_not_list_each_layer(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "a short name": ({"torch_dtype": "fp16"}, 'torch_dtype in the config is "fp16", and torch has no such type'),
     "a short name of bfloat16": ({"dtype": "bf16"}, 'dtype in the config is "bf16", and torch has no such type'),
+    "a letter too many": ({"dtype": "bfloat61"}, 'dtype in the config is "bfloat61", and torch has no such type'),
+    "a type of eight bits that torch may get": ({"text_config": {"dtype": "float8_e3m4"}}, ""),
     "with the module": ({"dtype": "torch.float16"}, 'dtype in the config is "torch.float16", and torch has no'),
     "automatic": ({"dtype": "auto"}, 'dtype in the config is "auto", and torch has no such type'),
     "a usual dtype before an unknown one": ({"dtype": "float16", "torch_dtype": "fp16"}, ""),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.weight_file import BITS, ByteRange
-from tieconv.inspection.equality import all_zero, bias_summary, common_prefix, equal, has_nan
+from tieconv.inspection.equality import all_zero, bias_summary, common_prefix, equal, has_nan, unusable
 from tieconv.inspection.numeric.bits import (
     FORMATS,
     Pair,
@@ -136,6 +136,7 @@ def test_summary_and_nan_of_any_patterns(dtype: str, data: st.DataObject) -> Non
     assert state is (BiasState.NONZERO if any(value != 0 for value in values) else BiasState.ZERO)
     assert largest == (None if nan or inf in values else max(values, default=0.0))
     assert all_zero(memory, record.range) == (not any(patterns))
+    assert (unusable(memory, record, nan=False) == "zeros") == all(value == 0 for value in values)
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)

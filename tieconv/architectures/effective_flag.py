@@ -138,9 +138,11 @@ def cannot_build(inspection: Inspection) -> bool:
     return family.knowledge is Knowledge.TABLE and bool(family.truth) and _letter(family, flags) == "E"
 
 
-_TORCH_TYPES = re.compile(r"half|bfloat16|float|double|chalf|cfloat|cdouble|bool|int|long|short|[a-z]+[0-9]+[a-z0-9_]*")
-"""Names of types in torch, and what is spelled like one. Of those with a number, only two short forms are refused."""
-_SHORT_TYPES = re.compile("b?fp?[0-9]+")
+_TORCH_TYPES = re.compile(
+    r"half|bfloat16|float|double|chalf|cfloat|cdouble|bool|int|long|short|bits?[0-9x]*|qu?int[0-9x]+"
+    r"|float(16|32|64|[48]_[a-z0-9_]+)|u?int([1-8]|16|32|64)|complex(32|64|128)"
+)
+"""Names of types in torch 2.13, and of small floats that it may get."""
 _NOT_OF_WEIGHTS = re.compile("u?int[0-9]*|bool|long|short|float8_.*|complex[0-9]+|chalf|cfloat|cdouble")
 """Types of torch that transformers 5.23 and 5.24 refuse at the top of a config. They ignore those of a part."""
 
@@ -164,7 +166,7 @@ def _refused_dtype(inspection: Inspection) -> str:
         values = nested(inspection.checkpoint.config_values, level) or {}
         key = next((key for key in ("dtype", "torch_dtype") if values.get(key) is not None), "")
         name = values.get(key)
-        if isinstance(name, str) and (_SHORT_TYPES.fullmatch(name) or not _TORCH_TYPES.fullmatch(name)):
+        if isinstance(name, str) and not _TORCH_TYPES.fullmatch(name):
             path = f"{level}.{key}".lstrip(".")
             return f"{shown(path)} in the config is {shown(json.dumps(name))}, and torch has no such type"
         quantised = any(entry.startswith("quant") for entry in values)
@@ -487,7 +489,12 @@ def _is_misshapen(inspection: Inspection, head: str) -> bool:
 def _sizes(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     for key, value in config.items():
         # The table of `type_vocab_size` has no rows for tokens.
-        if key.endswith("vocab_size") and key != "type_vocab_size" and type(value) is int and value > 0:
+        if (
+            key.endswith("vocab_size")
+            and key != "type_vocab_size"
+            and type(value) is int
+            and (value > 0 or key == "vocab_size")
+        ):
             yield f"{prefix}{key}", value
         elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
             yield from _sizes(value, f"{prefix}{key}.", depth + 1)

@@ -248,9 +248,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. The class must
     be in the table, or have a type of the table and no head. The stored layers must have its names. A file of less than
-    1 MiB may be an example of names, unless it has 90 % of what the class always has. In an example, the layers must have
-    at least four tensors, and half of the class's parameters. More than half of those outside the layers must be stored,
-    or a list of layers beside them. In a quantised model, the rule looks for whole layers and for parameters outside them.
+    1 MiB is an example of names if it lacks 10 % of the parameters. There, the layers must have at least four tensors, and half of the class's parameters. More than half of those outside the layers must be stored, or a list
+    of layers beside them. In a quantised model, the rule looks for whole layers and for parameters outside them.
 
     It reports names with a segment of a wrapper too, such as `_checkpoint_wrapped_module`. No loader removes it.
 

@@ -381,13 +381,16 @@ _LAYOUTS = {
 """By type. ``exponent_bytes`` are the values of the most significant byte that a NaN may have."""
 
 
-def all_zero(reader: ByteReader, span: ByteRange) -> bool:
-    """Return whether every byte of ``span`` is zero (so -0.0 is not), reading up to the first other byte."""
+def all_zero(reader: ByteReader, span: ByteRange, layout: _Layout | None = None) -> bool:
+    """Return whether every byte of ``span`` is zero, reading up to the first block with another.
+
+    With the ``layout`` of floats, -0.0 is zero too.
+    """
     zeros = b""
     for block in view_reader.stream(reader, span, holes=False):
         if len(zeros) != len(block):
             zeros = bytes(len(block))
-        if block != zeros:
+        if block != zeros and (layout is None or block.translate(None, b"\0\x80") or _largest(block, layout)):
             return False
     return True
 
@@ -436,7 +439,7 @@ def unusable(reader: ByteReader, record: TensorRecord, *, nan: bool) -> str:
     Raises what the reader raises.
     """
     dense_reader, (dense,) = view_reader.readable(reader, (record,))
-    if all_zero(dense_reader, dense.range):
+    if all_zero(dense_reader, dense.range, _LAYOUTS.get(dense.dtype)):
         return "zeros"
     return "NaN or infinity" if nan and has_nan(reader, record, or_infinity=True) else ""
 
