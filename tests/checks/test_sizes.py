@@ -16,8 +16,8 @@ from tests.checks.fixtures.model import BERT, EMBED, LLAMA, Config, Tensors, fla
 from tieconv.architectures import class_table
 
 UP, KEYS = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.k_proj.weight"
-END = "The config may be that of another model. transformers cannot load the model, or it fills the matrices with "
-END += "random values."
+END = "The config or the weights may be of another model. transformers cannot load the model, or it fills the matrices "
+END += "with random values."
 WHOLE: Config = {**flagged(LLAMA, True), "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 2}
 TENSORS = {
     EMBED: matrix(),

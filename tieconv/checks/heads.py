@@ -659,8 +659,8 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     ## Why it matters
     transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
     matrix with random values ("Reinit due to size mismatch"). One cause is that tokens were added but the config was not
-    saved. Another is a framework that padded the vocabulary for tensor parallelism. If matrices of the layers do not fit, the
-    config and the weights belong to different models.
+    saved. Another is a framework that padded the vocabulary for tensor parallelism. Matrices of the layers
+    that do not fit were cut, or the config and the weights belong to different models.
 
     ## Example
     A Llama that got two tokens and kept its config:
@@ -691,7 +691,7 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
         yield rows.finding(f"{problem}. {outcome}", wide)
     elif unfit:
         several = f" {count(len(unfit), 'tensor')} do not fit." if len(unfit) > 1 else ""
-        yield rows.finding(f"{misfit}.{several} The config may be that of another model. {outcome}", unfit)
+        yield rows.finding(f"{misfit}.{several} The config or the weights may be of another model. {outcome}", unfit)
     if not effective_flag.sizes_disagree(inspection):
         return
     sizes = effective_flag.vocabulary_sizes(inspection)

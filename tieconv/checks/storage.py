@@ -248,8 +248,9 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. The class must
     be in the table, or have a type of the table and no head. The stored layers must have its names. A file of less than
-    1 MiB is an example of names if it lacks 10 % of the parameters. There, the layers must have at least four tensors, and half of the class's parameters. More than half of those outside the layers must be stored, or a list
-    of layers beside them. In a quantised model, the rule looks for whole layers and for parameters outside them.
+    1 MiB is an example of names if it lacks 10 % of the parameters. There, the layers must have at least four tensors,
+    and half of the class's parameters. More than half of those outside the layers must be stored, or a list of layers
+    beside them. In a quantised model, the rule looks for whole layers and for parameters outside them.
 
     It reports names with a segment of a wrapper too, such as `_checkpoint_wrapped_module`. No loader removes it.
 
@@ -329,9 +330,9 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
     number on. A GGUF file has the number in its metadata. Layers for the prediction of several tokens (MTP) follow the last
     one, and are not reported.
 
-    It also reports parameters of a layer that need a key which the config does not set. An example is
-    `q_proj.bias` of a Llama without `attention_bias`. Quantised models and adapters may store zeros there, so the rule
-    leaves them out. It compares no values.
+    It also reports parameters of a layer that need a key which the config does not set. An example is `q_proj.bias` of a
+    Llama without `attention_bias`. Quantised models and adapters may store zeros there, so the rule leaves them out. It
+    compares no values.
 
     ## Why it matters
     transformers leaves these tensors out and only prints a load report. If the model was trained with them, it then

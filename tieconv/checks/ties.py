@@ -554,9 +554,10 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Reports two copies of a tied tensor that are byte-identical and contain at least one NaN. It also reports an embedding
-    or a head of zeros alone. It reports one of a type such as `BOOL`, in which no known quantiser stores a table. With `--depth full` it
-    reports each embedding or head with a NaN or an infinity. The default depth reads no whole table for that. Of a remote
-    table it looks at the type alone. Tables of other formats than safetensors and torch files are not looked at.
+    or a head of zeros alone, +0 or -0. It reports one of a type such as `BOOL`, in which no known quantiser stores a table.
+    With `--depth full` it reports each embedding or head with a NaN or an infinity. The default depth reads no whole table
+    for that. Of a remote table it looks at the type alone. Tables of other formats than safetensors and torch files are not
+    looked at.
 
     ## Why it matters
     transformers 5 compares values before it ties. A NaN equals nothing, not even itself. So transformers 5 prints a warning
