@@ -410,6 +410,14 @@ def unfit_matrices(inspection: Inspection) -> tuple[str, list[str]]:
 
     Both are empty for a class that was not measured. Remote code, pruned heads and quantisers change the shapes.
     """
+    try:
+        return inspection.unfit
+    except AttributeError:
+        object.__setattr__(inspection, "unfit", _unfit_matrices(inspection))
+        return inspection.unfit
+
+
+def _unfit_matrices(inspection: Inspection) -> tuple[str, list[str]]:
     checkpoint, family = inspection.checkpoint, inspection.family
     config, record = checkpoint.config_values, size_keys(family)
     changed = config.get("pruned_heads") or any(key.startswith(("quant", "auto_map")) for key in config)

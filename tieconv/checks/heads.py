@@ -659,8 +659,8 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     ## Why it matters
     transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
     matrix with random values ("Reinit due to size mismatch"). One cause is that tokens were added but the config was not
-    saved. Another is a framework that padded the vocabulary for tensor parallelism. Matrices of the layers
-    that do not fit were cut, or the config and the weights belong to different models.
+    saved. Another is a framework that padded the vocabulary for tensor parallelism. If matrices of
+    the layers do not fit, one cause is the config of another model. Another is a matrix that was cut.
 
     ## Example
     A Llama that got two tokens and kept its config:
