@@ -6,6 +6,7 @@ import json
 import struct
 import tempfile
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ def _predicted(flag: bool | None, stored: tuple[str, ...]) -> tuple[Prediction, 
         "H": (_HEAD, [_ROWS, _WIDTH], 1.0),
         "X": (_HEAD, [_ROWS, _WIDTH], 2.0),
         "B": (_BIAS, [_ROWS], 3.0),
-        "N": (_NORM, [_ROWS], 4.0),
+        "N": (_NORM, [_WIDTH], 4.0),
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -262,7 +263,7 @@ def _weights(tensors: list[tuple[str, list[int], float]]) -> bytes:
     header: dict[str, Any] = {}
     data = b""
     for name, shape, start in tensors:
-        count = _ROWS if len(shape) == 1 else _ROWS * _WIDTH
+        count = prod(shape)
         raw = struct.pack(f"<{count}f", *(start + index**2 % 7 for index in range(count)))
         if start == 2.0:
             raw = raw[::-1]  # no multiple of the embedding

@@ -611,7 +611,7 @@ def test_a_classifier_has_no_head_that_the_config_could_list(tmp_path: Path) -> 
     ids=str,
 )
 def test_a_table_without_usable_values(name: str, value: float, depths: list[str], tmp_path: Path) -> None:
-    """A probe finds a table of zeros at the default depth. A NaN or an infinity needs all bytes, so `full`."""
+    """A probe finds a table of zeros at the default depth. One NaN or infinity needs all bytes, so `full`."""
     tensors = llama(head=matrix(seed=1))
     tensors[name] = np.full_like(tensors[name], value) if value == 0 else tensors[name].copy()
     tensors[name][1, 2] = value
@@ -619,6 +619,46 @@ def test_a_table_without_usable_values(name: str, value: float, depths: list[str
     for depth in ("header", "candidates", "full"):
         listed = [finding for finding in api.inspect(model, depth=depth).findings if finding.rule == "NUM001"]
         assert [finding.tensors for finding in listed] == [(name,)] * (depth in depths)
+
+
+LAYER = "model.layers.0."
+
+
+@pytest.mark.parametrize("depth", ["header", "candidates", "full"])
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        ({"model.norm.weight": np.nan}, "model.norm.weight holds a NaN or an infinity. "),
+        ({"model.norm.weight": np.inf}, "model.norm.weight holds a NaN or an infinity. "),
+        ({f"{LAYER}self_attn.q_proj.bias": np.nan}, f"{LAYER}self_attn.q_proj.bias holds a NaN. "),
+        ({f"{LAYER}self_attn.q_proj.bias": -np.inf}, ""),
+        (
+            {"model.norm.weight": np.nan, f"{LAYER}input_layernorm.weight": np.nan},
+            f"model.norm.weight and {LAYER}input_layernorm.weight hold a NaN or an infinity. ",
+        ),
+    ],
+    ids=["norm", "infinity", "bias", "infinite bias", "two"],
+)
+def test_a_vector_without_usable_values(lost: dict[str, float], text: str, depth: str, tmp_path: Path) -> None:
+    """Vectors are small, so the default depth reads them. A bias of -infinity may exclude an expert."""
+    tensors = {**llama(), f"{LAYER}input_layernorm.weight": np.ones(4, "<f4"), "model.norm.weight": np.ones(4, "<f4")}
+    tensors |= {name: np.full(4, value, "<f4") for name, value in lost.items()}
+    model = save(tmp_path / "model", flagged(LLAMA, True), tensors)
+    messages = [finding.message for finding in api.inspect(model, depth=depth).findings if finding.rule == "NUM001"]
+    them = "them" if " hold " in text else "it"
+    message = f"{text}What the model computes with {them} is not finite."
+    assert messages == [message] * (bool(text) and depth != "header")
+
+
+def test_a_matrix_with_a_nan(tmp_path: Path) -> None:
+    """Depth `full` reads every tensor, and the default a few bytes of each table."""
+    up, table = matrix(8, 4), matrix()
+    up[0, 0], table[len(table) // 2, 1] = np.nan, np.nan
+    tensors = {**llama(), EMBED: table, f"{LAYER}mlp.up_proj.weight": up}
+    model = save(tmp_path / "model", flagged(LLAMA, True), tensors)
+    for depth, names in (("candidates", (EMBED,)), ("full", (EMBED, f"{LAYER}mlp.up_proj.weight"))):
+        named = [finding.tensors for finding in api.inspect(model, depth=depth).findings if finding.rule == "NUM001"]
+        assert named == [names], depth
 
 
 @pytest.mark.parametrize(("dtype", "reported"), [("<i8", True), ("<f2", False)])

@@ -1,4 +1,4 @@
-"""VOC001: the sizes that the config states against the shapes of the stored matrices."""
+"""VOC001: the sizes that the config states against the shapes of the stored tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from tests.checks.fixtures.model import BERT, EMBED, LLAMA, Config, Tensors, fla
 from tieconv.architectures import class_table, effective_flag
 
 UP, KEYS = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.k_proj.weight"
-END = "The config or the weights may be of another model. transformers cannot load the model, or it fills the matrices "
-END += "with random values."
+LAYER_NORM = "model.layers.0.input_layernorm.weight"
+END = (
+    "The config or the weights may be of another model. transformers cannot load the model, or it fills what does not "
+)
+END += "fit with random values."
 WHOLE: Config = {**flagged(LLAMA, True), "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 2}
 TENSORS = {
     EMBED: matrix(),
@@ -80,6 +83,16 @@ CASES: dict[str, tuple[Config | None, Tensors, str]] = {
     "a quantised model": ({**WHOLE, "intermediate_size": 9, "quantization_config": {}}, TENSORS, ""),
     "codes": (WHOLE, {**TENSORS, UP: np.zeros((9, 4), np.int32)}, ""),
     "another rank": (WHOLE, {**TENSORS, UP: matrix(9, 4).reshape(-1)}, ""),
+    "a norm": (
+        WHOLE,
+        {**TENSORS, LAYER_NORM: np.ones(3, "<f4"), "model.norm.weight": np.ones(4, "<f4")},
+        f"hidden_size is 4 in the config, but {LAYER_NORM} has the shape [3]. {END}",
+    ),
+    "a matrix between states": (
+        WHOLE,
+        {**TENSORS, "model.layers.0.self_attn.o_proj.weight": matrix(3, 4)},
+        f"hidden_size is 4 in the config, but model.layers.0.self_attn.o_proj.weight has the shape [3, 4]. {END}",
+    ),
     "a placeholder": (WHOLE, {**TENSORS, UP: np.zeros((0, 4), "<f4")}, ""),
     "no config": (None, TENSORS, ""),
     "a table of positions": (
@@ -157,7 +170,7 @@ def test_the_table_names_classes_and_keys() -> None:
     assert len(table) > 390 and table.keys() <= names
     for record in table.values():
         rows = [row.split() for by_row in table.get(record.get("as"), record)["rows"].values() for row in by_row]
-        assert rows and all(len(row) > 1 and {*row} != {"-"} for row in rows)
+        assert rows and all({*row} != {"-"} for row in rows)
 
 
 def test_saved_models(tmp_path: Path) -> None:
@@ -221,13 +234,13 @@ def _reported(folder: Path) -> list[str]:
 def test_all_rows_of_loaders_share_one_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 90,000 tensors each comparison takes 0.1 s."""
     compared = []
-    compare = effective_flag._unfit_matrices
+    compare = effective_flag._unfit_tensors
 
     def counted(inspection: Any) -> Any:
         compared.append(inspection)
         return compare(inspection)
 
-    monkeypatch.setattr(effective_flag, "_unfit_matrices", counted)
+    monkeypatch.setattr(effective_flag, "_unfit_tensors", counted)
     model = save(tmp_path / "model", flagged(LLAMA, True), {EMBED: matrix()})
     rows = api.inspect(model, consumers="transformers").consumers
     assert len(rows) > len({id(inspection) for inspection in compared}) == len(compared)

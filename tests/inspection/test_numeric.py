@@ -136,7 +136,7 @@ def test_summary_and_nan_of_any_patterns(dtype: str, data: st.DataObject) -> Non
     assert state is (BiasState.NONZERO if any(value != 0 for value in values) else BiasState.ZERO)
     assert largest == (None if nan or inf in values else max(values, default=0.0))
     assert all_zero(memory, record.range) == (not any(patterns))
-    assert (unusable(memory, record, nan=False) == "zeros") == all(value == 0 for value in values)
+    assert (unusable(memory, record) == "zeros") == all(value == 0 for value in values)
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)

@@ -103,7 +103,7 @@ def outside_layers(family: Family) -> list[list[str]]:
 
 
 def size_keys(family: Family) -> Mapping[str, Any]:
-    """Return the keys of the config that give the dimensions of the class's matrices (``fixtures/sizes.py``).
+    """Return the keys of the config that give the dimensions of the class's tensors (``fixtures/sizes.py``).
 
     ``rows`` maps the start of the names to dimensions, and those to the ends of the names. A star is a number. Each
     dimension is a key, two keys to multiply, or a hyphen. ``derived`` lists levels of the config. There, the head size

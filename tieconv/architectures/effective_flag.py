@@ -405,19 +405,19 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """The number of a layer or an expert in a name."""
 
 
-def unfit_matrices(inspection: Inspection) -> tuple[str, list[str]]:
-    """Return the stored matrices that do not fit a size in the config, and the first of them in words.
+def unfit_tensors(inspection: Inspection) -> tuple[str, list[str]]:
+    """Return the stored tensors that do not fit a size in the config, and the first of them in words.
 
     Both are empty for a class that was not measured. Remote code, pruned heads and quantisers change the shapes.
     """
     try:
         return inspection.unfit
     except AttributeError:
-        object.__setattr__(inspection, "unfit", _unfit_matrices(inspection))
+        object.__setattr__(inspection, "unfit", _unfit_tensors(inspection))
         return inspection.unfit
 
 
-def _unfit_matrices(inspection: Inspection) -> tuple[str, list[str]]:
+def _unfit_tensors(inspection: Inspection) -> tuple[str, list[str]]:
     checkpoint, family = inspection.checkpoint, inspection.family
     config, record = checkpoint.config_values, size_keys(family)
     changed = config.get("pruned_heads") or any(key.startswith(("quant", "auto_map")) for key in config)
@@ -435,15 +435,15 @@ def _unfit_matrices(inspection: Inspection) -> tuple[str, list[str]]:
     fitting = set[tuple[str, tuple[int, ...]]]()
     for name, tensor in checkpoint.tensors.items():
         pattern = _NUMBER.sub("*", name)
-        if pattern not in rows or (pattern, tensor.shape) in fitting or tensor.dtype not in FLOATS:
+        sizes = rows.get(pattern, ())
+        fits_already = (pattern, tensor.shape) in fitting
+        if len(sizes) != len(tensor.shape) or fits_already or tensor.dtype not in FLOATS or not tensor.elements:
             continue
-        sizes = rows[pattern]
-        if len(sizes) == len(tensor.shape) and tensor.elements:
-            misfits = [size for stored, size in zip(tensor.shape, sizes, strict=True) if size and size[1] != stored]
-            for size in misfits:
-                unfit.setdefault(size, []).append(name)
-            if not misfits:
-                fitting.add((pattern, tensor.shape))
+        misfits = [size for stored, size in zip(tensor.shape, sizes, strict=True) if size and size[1] != stored]
+        for size in misfits:
+            unfit.setdefault(size, []).append(name)
+        if not misfits:
+            fitting.add((pattern, tensor.shape))
     if not unfit:
         return "", []
     (keys, number), names = max(unfit.items(), key=lambda item: len(item[1]))

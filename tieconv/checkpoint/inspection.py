@@ -125,7 +125,7 @@ class Missing:
 
 
 class _Layers:
-    """Slots for what `missing_layers` and `unfit_matrices` compute once.
+    """Slots for what `missing_layers` and `unfit_tensors` compute once.
 
     With 90,000 tensors each loader's row would take 0.1 s for either.
     """
@@ -149,8 +149,8 @@ class Inspection(_Layers, Printed):
     ``quantised`` describes a quantised embedding and head, ``quantisation`` what the config says about quantisation.
     ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts. ``live``
     is set for a module in memory. ``not_compared`` counts the tensors that only depth ``full`` compares.
-    ``unusable`` says which tables hold ``zeros`` alone, or a ``NaN or infinity``. Only depth ``full`` looks for these.
-    It also has the type of a table in which no quantiser stores one.
+    ``unusable`` says which tables hold ``zeros`` alone, and which tensors hold ``a NaN`` or more. It also
+    has the type of a table in which no quantiser stores one.
     """
 
     checkpoint: Checkpoint

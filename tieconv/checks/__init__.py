@@ -11,7 +11,7 @@ from tieconv.architectures.effective_flag import (
     refused_config,
     tokens_without_row,
     undeclared_width,
-    unfit_matrices,
+    unfit_tensors,
 )
 from tieconv.architectures.stored_names import LEFT, missing_layers, surplus_layers, unexplained
 from tieconv.checkpoint.family import Knowledge, Tying
@@ -61,7 +61,7 @@ def is_plain(inspection: Inspection) -> bool:
         and not tokens_without_row(inspection)
         and not any(missing_layers(inspection))
         and not any(surplus_layers(inspection))
-        and not unfit_matrices(inspection)[1]
+        and not unfit_tensors(inspection)[1]
     )
 
 

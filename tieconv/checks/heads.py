@@ -644,31 +644,31 @@ def _shares_state(inspection: Inspection, lost: str, trained: set[str]) -> bool:
 
 @rule("VOC001", "rows", Level.ERROR)
 def rows(inspection: Inspection) -> Iterator[Finding]:
-    """The embedding or a matrix of the layers has another size than the config says.
+    """The embedding or another tensor has other sizes than the config says.
 
     ## What it does
     Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule also
     reads the tokenizer and lists all counts. It also compares the columns with the config's hidden size. It reports a size
     in the config that is text, a boolean or a decimal number.
 
-    It compares other matrices with sizes that the config states, such as `intermediate_size` or `num_experts`. The finding
-    names one matrix and counts the others. A size that the config leaves out is not compared. The rule passes over
-    quantised and draft models, adapters, pruned heads and remote code (`auto_map`). It also passes over a dimension if more
-    than two keys decide it, or if layers differ.
+    It compares other matrices, norms and biases with sizes that the config states, such as `intermediate_size` or
+    `num_experts`. The finding names one tensor and counts the others. A size that the config leaves out is not compared.
+    The rule passes over quantised and draft models, adapters, pruned heads and remote code (`auto_map`). It also passes
+    over a dimension if more than two keys decide it, or if layers differ.
 
     ## Why it matters
     transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
-    matrix with random values ("Reinit due to size mismatch"). One cause is that tokens were added but the config was not
-    saved. Another is a framework that padded the vocabulary for tensor parallelism. If matrices of
-    the layers do not fit, one cause is the config of another model. Another is a matrix that was cut.
+    tensor with random values ("Reinit due to size mismatch"). One cause is that tokens were added but the config was not
+    saved. Another is a framework that padded the vocabulary for tensor parallelism. If tensors of
+    the layers do not fit, one cause is the config of another model. Another is a tensor that was cut.
 
     ## Example
     A Llama that got two tokens and kept its config:
 
         error VOC001: vocab_size is smaller than the tables: vocab_size 8,
         model.embed_tokens.weight 10 rows, lm_head.weight 10 rows, no tokenizer
-        read. transformers cannot load the model, or it fills the matrices with
-        random values.
+        read. transformers cannot load the model, or it fills what does not fit
+        with random values.
 
     ## How to fix
     `tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes if embedding, head and bias
@@ -678,10 +678,10 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     `tieconv resize --to config` removes rows that no token uses. No command changes the columns or the layers: restore the
     config that the weights were saved with.
     """
-    outcome = "transformers cannot load the model, or it fills the matrices with random values."
+    outcome = "transformers cannot load the model, or it fills what does not fit with random values."
     if problem := effective_flag.odd_size(inspection)[1]:
         yield rows.finding(f"{problem}. transformers 5 refuses to load the config. Correct it in config.json.")
-    misfit, unfit = effective_flag.unfit_matrices(inspection)
+    misfit, unfit = effective_flag.unfit_tensors(inspection)
     tables = effective_flag.vocabulary_rows(inspection)
     columns = {name: inspection.checkpoint.tensors[name].shape[1] for name in tables}
     widths = {name: effective_flag.undeclared_width(inspection, count) for name, count in columns.items()}

@@ -550,20 +550,22 @@ def _rest(member: Member) -> str:
 
 @rule("NUM001", "nan-in-tie", Level.ERROR)
 def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
-    """Equal copies of a tied tensor hold a NaN, or a table is unusable.
+    """Equal copies of a tied tensor hold a NaN, or a tensor is unusable.
 
     ## What it does
     Reports two copies of a tied tensor that are byte-identical and contain at least one NaN. It also reports an embedding
     or a head of zeros alone, +0 or -0. It reports one of a type such as `BOOL`, in which no known quantiser stores a table.
-    With `--depth full` it reports each embedding or head with a NaN or an infinity. The default depth reads no whole table
-    for that. Of a remote table it looks at the type alone. Tables of other formats than safetensors and torch files are not
-    looked at.
+    It reports a NaN, and in a tensor whose name ends in `weight` an infinity too. The default depth reads a few bytes of
+    each table, and norms and other vectors of the model's width. With `--depth full` the rule reads every tensor of the
+    types F16, BF16, F32 and F64. Of a remote model it looks at the types of the tables alone. Other formats than
+    safetensors and torch files are not looked at.
 
     ## Why it matters
     transformers 5 compares values before it ties. A NaN equals nothing, not even itself. So transformers 5 prints a warning
     and leaves the two untied, but transformers 4 ties them. If training or a resize follows, the model has two tensors
-    instead of one. A NaN in an embedding is also a sign of a broken run. A model with a table of zeros cannot distinguish
-    tokens. None of 377 measured classes of transformers starts with one.
+    instead of one. A NaN is also a sign of a broken run, which often made all weights NaN. Then a norm shows it, and it is
+    small. A model with a table of zeros cannot distinguish tokens. None of 377 measured classes of transformers starts with
+    one.
 
     ## Example
     `"tie_word_embeddings": true`, both names stored, one NaN in each:
@@ -593,12 +595,17 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
                 remedy=remedies.merge(inspection, tie),
             )
     level = evidence.certain(inspection, Level.ERROR)
+    by_fault: dict[str, list[str]] = {}
     for name, fault in inspection.unusable.items():
-        if fault == "zeros":
-            text = f"{name} is all zero. The model cannot distinguish tokens."
-        elif fault == "NaN or infinity":
-            text = f"{name} holds a NaN or an infinity. The logits that depend on it are not finite."
-        else:
-            text = f"{name} has the type {fault}. tieconv knows no quantiser that stores a table so."
         if name not in with_nan:
-            yield nan_in_tie.finding(text, [name], level=level)
+            by_fault.setdefault(fault, []).append(name)
+    for fault, names in by_fault.items():
+        if fault == "zeros":
+            text = f"{evidence.clause(names, 'is', 'are')} all zero. The model cannot distinguish tokens."
+        elif fault.startswith("a NaN"):
+            holds, them = evidence.clause(names, "holds", "hold"), evidence.verb(names, "it", "them")
+            text = f"{holds} {fault}. What the model computes with {them} is not finite."
+        else:
+            has = evidence.clause(names, "has", "have")
+            text = f"{has} the type {fault}. tieconv knows no quantiser that stores a table so."
+        yield nan_in_tie.finding(text, names, level=level)

@@ -11,7 +11,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection, NotCompared, Shadow
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
-from tieconv.checkpoint.weight_file import FLOATS, StorageUse, TensorRecord
+from tieconv.checkpoint.weight_file import BITS, FLOATS, StorageUse, TensorRecord
 from tieconv.inspection.declared import effect, gated, understand, with_shared_storage
 from tieconv.inspection.quantised import declared_quantisation
 from tieconv.inspection.ties import find_shadows, survey, view_head
@@ -133,19 +133,33 @@ _NEVER_A_TABLE = frozenset({"BOOL", "I16", "U16", "I64", "U64", "C64"})
 
 
 def _unusable(tensors: Mapping[str, TensorRecord], view: Head, reader: ByteReader, depth: Depth) -> Mapping[str, str]:
-    """Return what makes the embedding or the head unusable, by name. Only depth ``full`` looks for a NaN.
+    """Return what makes the embedding, the head or another tensor unusable, by name.
 
-    A table behind a network would be fetched twice, so only its type is looked at.
+    Depth ``full`` looks for a NaN or an infinity in every tensor. Other depths look at a few bytes of each table.
+    They read the vectors of the model's width, such as norms, which are few.
     """
-    names = sorted({part.name for part in (view.input_embedding, view.output_head) if part and part.name in tensors})
-    faults = {name: tensors[name].dtype for name in names if tensors[name].dtype in _NEVER_A_TABLE}
-    if depth is not Depth.HEADER and not is_costly(reader):
-        faults |= {name: _fault(reader, tensors[name], depth) for name in names if tensors[name].dtype in FLOATS}
+    tables = sorted({part.name for part in (view.input_embedding, view.output_head) if part and part.name in tensors})
+    faults = {name: tensors[name].dtype for name in tables if tensors[name].dtype in _NEVER_A_TABLE}
+    if depth is Depth.HEADER or is_costly(reader):
+        return faults
+    faults |= {name: _fault(reader, tensors[name], depth) for name in tables if tensors[name].dtype in FLOATS}
+    widths = {tensors[name].shape[-1:] for name in tables}
+    for name, record in tensors.items():
+        whole = depth is Depth.FULL and name not in faults
+        if whole or (record.shape in widths and record.dtype in FLOATS and _is_suspect(reader, record)):
+            from tieconv.inspection.equality import has_nan  # few vectors have such values
+
+            infinity = name.endswith("weight")  # a bias of -infinity may exclude an expert or a token
+            if has_nan(reader, record, or_infinity=infinity):
+                faults[name] = "a NaN or an infinity" if infinity else "a NaN"
     return {name: fault for name, fault in faults.items() if fault}
 
 
 _PROBE = 512
-"""Bytes in the middle of a table that show, without a measurable delay, that it is not all zero."""
+"""Bytes in the middle of a table that show, without a measurable delay, whether it is all zero or NaN."""
+
+_HIGHEST = bytes((*range(0x7C, 0x80), *range(0xFC, 0x100)))
+"""What the last byte of a NaN or an infinity may be in any type. Trained values of the wider types never have them."""
 
 
 def _fault(reader: ByteReader, record: TensorRecord, depth: Depth) -> str:
@@ -155,11 +169,24 @@ def _fault(reader: ByteReader, record: TensorRecord, depth: Depth) -> str:
         return ""
     middle = size // 2 - size // 2 % 8
     probe = read(dense_reader, dense.range, middle, min(_PROBE, size - middle))
-    if bytes(probe).translate(None, b"\0\x80") and depth is not Depth.FULL:  # 0x80 may be the sign of a -0.0
+    is_zero = not probe.translate(None, b"\0\x80")  # 0x80 may be the sign of a -0.0
+    if not (is_zero or depth is Depth.FULL or _has_highest(probe, record)):
         return ""
-    from tieconv.inspection.equality import unusable  # few tables have such zeros
+    from tieconv.inspection.equality import unusable  # few tables have such values
 
-    return unusable(reader, record, nan=depth is Depth.FULL)
+    return unusable(reader, record)
+
+
+def _is_suspect(reader: ByteReader, vector: TensorRecord) -> bool:
+    """Return whether a vector may hold a NaN or an infinity."""
+    reader, (dense,) = readable(reader, (vector,))
+    return _has_highest(read(reader, dense.range, 0, dense.range.size), vector)
+
+
+def _has_highest(block: bytearray, record: TensorRecord) -> bool:
+    width = BITS[record.dtype] // 8
+    top_bytes = block[width - 1 :: width]
+    return len(top_bytes.translate(None, _HIGHEST)) < len(top_bytes)
 
 
 def _duplicates(

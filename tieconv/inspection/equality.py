@@ -433,15 +433,15 @@ def has_nan(reader: ByteReader, record: TensorRecord, *, or_infinity: bool = Fal
     )
 
 
-def unusable(reader: ByteReader, record: TensorRecord, *, nan: bool) -> str:
-    """Return what no trained table has: ``zeros`` alone, or with ``nan`` a ``NaN or infinity``; else nothing.
+def unusable(reader: ByteReader, record: TensorRecord) -> str:
+    """Return what no trained table has: ``zeros`` alone, or ``a NaN or an infinity``; else nothing.
 
     Raises what the reader raises.
     """
     dense_reader, (dense,) = view_reader.readable(reader, (record,))
     if all_zero(dense_reader, dense.range, _LAYOUTS.get(dense.dtype)):
         return "zeros"
-    return "NaN or infinity" if nan and has_nan(reader, record, or_infinity=True) else ""
+    return "a NaN or an infinity" if has_nan(reader, record, or_infinity=True) else ""
 
 
 class NanWatch:

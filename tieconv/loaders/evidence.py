@@ -183,7 +183,7 @@ def wrong_rows(inspection: Inspection) -> Refusal | None:
 
 def wrong_sizes(inspection: Inspection) -> Refusal | None:
     """Return the refusal of a matrix that does not fit a size in the config. transformers fails to load it."""
-    problem, names = effective_flag.unfit_matrices(inspection)
+    problem, names = effective_flag.unfit_tensors(inspection)
     return Refusal(Cause.SHAPES, problem, (names[0],)) if names else None
 
 
