@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,8 @@ def test_the_table_names_classes_and_keys() -> None:
     table = json.loads((data / "sizes.json").read_text())
     header = table.pop("")
     names = {*class_table.names(), *json.loads((data / "newer.json").read_text())}
-    assert header.keys() == {"transformers", "newer"}
+    assert header.keys() == {"transformers", "newer", "words"}
+    assert header["words"].keys() == {"activation", "type of RoPE", "type of layer"}
     assert len(table) > 390 and table.keys() <= names
     for record in table.values():
         rows = [row.split() for by_row in table.get(record.get("as"), record)["rows"].values() for row in by_row]
@@ -174,7 +175,7 @@ def test_the_table_names_classes_and_keys() -> None:
 
 
 def test_saved_models(tmp_path: Path) -> None:
-    """What a class saves has no finding. With a larger number, it has one, and transformers does not load it."""
+    """What a class saves has no finding. With a larger number or an unknown word, it has one, and does not load."""
     for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
         assert [*_problems(name, tmp_path / name, load=True)] == []
 
@@ -203,18 +204,40 @@ def _problems(name: str, folder: Path, *, load: bool = False) -> Iterator[str]:
     config = json.loads((folder / "config.json").read_text())
     formulas = {keys for by_row in rows.values() for row in by_row for keys in row.split()} - {"-"}
     for path in sorted({path for keys in formulas for path in keys.split("*") if stated(config, keys)}):
-        *levels, key = path.split(".")
-        edited: dict[str, Any] = json.loads(json.dumps(config))
-        level = edited
-        for step in levels:
-            level = level[step]
-        level[key] *= 2
-        (folder / "config.json").write_text(json.dumps(edited))
+        _edit(folder, config, path, lambda size: 2 * size)
         if not _reported(folder):
             yield f"{name}: {path} is not reported"
         if load:
             with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
                 zoo.model_class(name).from_pretrained(folder)
+    for path in (path for paths in class_table.size_keys(family).get("words", {}).values() for path in paths):
+        if not stored(config, path):
+            continue
+        _edit(folder, config, path, lambda _: "no-such-word")
+        if not _reported(folder, "CON003"):
+            yield f"{name}: {path} is not reported"
+        if load:
+            with pytest.raises(KeyError, match="no-such-word"):
+                zoo.model_class(name).from_pretrained(folder)
+
+
+def _edit(folder: Path, config: Config, path: str, change: Callable[[Any], Any]) -> None:
+    """Write the config with another value at a dotted path."""
+    *levels, key = path.split(".")
+    edited: dict[str, Any] = json.loads(json.dumps(config))
+    level = edited
+    for step in levels:
+        level = level[step]
+    level[key] = change(level[key])
+    (folder / "config.json").write_text(json.dumps(edited))
+
+
+def stored(config: Config, path: str) -> bool:
+    """Whether the config has the key."""
+    value: Any = config
+    for step in path.split("."):
+        value = value.get(step, {}) if isinstance(value, dict) else {}
+    return value != {}
 
 
 def stated(config: Config, keys: str) -> bool:
@@ -227,8 +250,8 @@ def stated(config: Config, keys: str) -> bool:
     return type(values.get(key)) is int and all(stated(config, path) for path in rest)
 
 
-def _reported(folder: Path) -> list[str]:
-    return [finding.message for finding in api.inspect(folder).findings if finding.rule == "VOC001"]
+def _reported(folder: Path, rule: str = "VOC001") -> list[str]:
+    return [finding.message for finding in api.inspect(folder).findings if finding.rule == rule]
 
 
 def test_all_rows_of_loaders_share_one_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,6 +266,23 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "another program's type": ({"model_type": "acme", "architectures": ["AcmeForCausalLM"]}, ""),
     "an unknown type with its code": ({"model_type": "llamaa", "auto_map": {"AutoConfig": "a.B"}}, ""),
     "no type": ({"model_type": None}, "refuses a config without a model type"),
+    "an activation": (
+        {"hidden_act": "swigloo"},
+        'hidden_act in the config is "swigloo", and transformers has no such activation',
+    ),
+    "a known activation": ({"hidden_act": "gelu_new"}, ""),
+    "an activation with its code": ({"hidden_act": "swigloo", "auto_map": {"AutoConfig": "a.B"}}, ""),
+    "an activation of a part that the class does not have": ({"text_config": {"hidden_act": "swigloo"}}, ""),
+    "RoPE": ({"rope_parameters": {"rope_type": "yarm"}}, 'is "yarm", and transformers has no such type of RoPE'),
+    "RoPE, as transformers 4 names it": (
+        {"rope_scaling": {"rope_type": "yarm", "factor": 2.0}},
+        'rope_scaling.rope_type in the config is "yarm", and transformers has no such type of RoPE',
+    ),
+    "a type of layers": (
+        {"layer_types": ["full_atention"]},
+        'layer_types in the config is "full_atention", and transformers has no such type of layer',
+    ),
+    "an older type of layers": ({"layer_types": ["attention"]}, ""),
 }
 
 
@@ -278,6 +295,16 @@ def test_a_config_that_transformers_5_refuses(case: str, tied: bool, tmp_path: P
     tensors = llama() if tied else llama(head=matrix(seed=1))
     findings = tieconv.inspect(save(tmp_path / "m", config, tensors)).findings
     assert [message in entry.message for entry in findings if entry.rule == "CON003"] == [True] * bool(message)
+
+
+def test_a_refused_config_of_a_class_without_a_head(tmp_path: Path) -> None:
+    """The release fails whatever the class does with its tensors."""
+    config = {**LLAMA, "architectures": ["LlamaForSequenceClassification"]}
+    for key, word in {"hidden_act": "swigloo", "dtype": "fp16"}.items():
+        model = save(tmp_path / key, {**config, key: word}, {**llama(), "score.weight": matrix(2)})
+        messages = [entry.message for entry in tieconv.inspect(model).findings if entry.rule == "CON003"]
+        assert [f'{key} in the config is "{word}"' in message for message in messages] == [True]
+        assert tieconv.inspect(model, consumers="transformers 5.x").consumers[0].outcome == "error"
 
 
 def test_a_head_under_a_name_that_transformers_5_does_not_know(tmp_path: Path) -> None:

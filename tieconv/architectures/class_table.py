@@ -107,11 +107,17 @@ def size_keys(family: Family) -> Mapping[str, Any]:
 
     ``rows`` maps the start of the names to dimensions, and those to the ends of the names. A star is a number. Each
     dimension is a key, two keys to multiply, or a hyphen. ``derived`` lists levels of the config. There, the head size
-    follows from other keys. ``types`` are the model types of nested levels, and ``aliases`` other names of keys. In the
-    file, ``as`` names a class with an equal record.
+    follows from other keys. ``types`` are the model types of nested levels, and ``aliases`` other names of keys.
+    ``words`` lists the keys that name an activation or another thing of transformers. In the file, ``as`` names a class
+    with an equal record.
     """
     sizes = _measured("sizes", family)
     return (_record("sizes", sizes["as"]) or {}) if "as" in sizes else sizes
+
+
+def size_header() -> Mapping[str, Any]:
+    """Return the releases that `size_keys` was measured with, and the ``words`` that they know."""
+    return _record("sizes", "") or {}
 
 
 def _measured(stem: str, family: Family) -> Mapping[str, Any]:

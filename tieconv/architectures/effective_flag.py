@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from tieconv.architectures.class_table import exceptions, size_keys
+from tieconv.architectures.class_table import exceptions, size_header, size_keys
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised_matrix import quantised_twin
@@ -148,11 +148,27 @@ _NOT_OF_WEIGHTS = re.compile("u?int[0-9]*|bool|long|short|float8_.*|complex[0-9]
 
 
 def refused_config(inspection: Inspection) -> str:
-    """Return why transformers 5.23 refuses the config of any class; often empty.
+    """Return why transformers 5.23 refuses the config; often empty.
 
-    5.0 compares the layers of a few classes. It was not measured with another dtype.
+    5.0 compares the layers of a few classes. It was not measured with another dtype, or with an unknown word.
     """
-    return _unlisted_layers(inspection) or _refused_dtype(inspection)
+    return _unlisted_layers(inspection) or _refused_dtype(inspection) or _unknown_word(inspection)
+
+
+def _unknown_word(inspection: Inspection) -> str:
+    """Return that the config names an activation, or a type of layers or RoPE, that transformers does not have."""
+    config, family = inspection.checkpoint.config_values, inspection.family
+    if family.knowledge is not Knowledge.TABLE or "auto_map" in config:
+        return ""
+    record, layers = size_keys(family), f"{family.text_level}.layer_types".lstrip(".")
+    known = size_header()["words"]
+    for kind, paths in {**record.get("words", {}), "type of layer": [layers]}.items():
+        for path in paths:
+            value = _value(config, record, path)
+            for word in value if isinstance(value, list) else [value]:
+                if isinstance(word, str) and word not in known[kind]:
+                    return f"{path} in the config is {shown(json.dumps(word))}, and transformers has no such {kind}"
+    return ""
 
 
 def _refused_dtype(inspection: Inspection) -> str:
