@@ -337,6 +337,15 @@ def test_the_padding_token_of_a_model_with_a_bias_that_the_class_lacks(tmp_path:
     assert {record.shape[0] for record in api.inspect(tmp_path / "out").checkpoint.tensors.values()} == {4, 9}
 
 
+def test_a_padding_token_far_beyond_the_table(tmp_path: Path) -> None:
+    """1,000 absent rows are no forgotten resize, so no command."""
+    for number, command in ((1007, True), (1008, False)):
+        folder = save(tmp_path / f"{number}", flagged({**LLAMA, "pad_token_id": number}, True), llama())
+        (finding,) = [entry for entry in api.inspect(folder).findings if entry.rule == "VOC003"]
+        assert (finding.remedy is not None) is command
+        assert finding.message.endswith("Check pad_token_id in the config.") is not command
+
+
 def test_a_resize_is_planned_beside_a_head_of_an_unknown_scheme(tmp_path: Path) -> None:
     """The head was not read, and `resize` refuses its layout: VOC003 offers no command."""
     codes = {HEAD: np.zeros((8, 4), np.int32)}

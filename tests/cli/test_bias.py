@@ -370,16 +370,20 @@ def test_the_finding_names_all_sides_and_the_short_one(sized) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "size", "begins", "holds", "command"),
-    [(200, 200, "The tables are too short: ", "", "--to 200 --fill mean"),
-     (None, 256, "vocab_size is larger than the tables: ", "no tokenizer read", "--to rows")],
+    ("tokens", "size", "begins", "holds", "command", "safe"),
+    [(200, 200, "The tables are too short: ", "", "--to 200 --fill mean", False),
+     (180, 256, "vocab_size is larger than the tables: ", "tokenizer ids below 180", "--to rows", True),
+     (None, 256, "vocab_size is larger than the tables: ", "no tokenizer read", "--to rows", False),
+     (None, 180, "vocab_size is smaller than the tables: ", "no tokenizer read", "--to rows", True)],
 )  # fmt: skip
-def test_sizes_that_disagree(sized, tokens: int | None, size: int, begins: str, holds: str, command: str) -> None:
-    """Tables shorter than the tokenizer get rows, which the user reviews; else the stored rows win: nothing is lost."""
+def test_sizes_that_disagree(
+    sized, tokens: int | None, size: int, begins: str, holds: str, command: str, safe: bool
+) -> None:
+    """Tables shorter than the tokenizer get rows. The config gets the stored rows if no token can lose its row so."""
     finding = voc(sized("llama-untied", tokens=tokens, vocab_size=size))
     assert finding is not None and finding.remedy is not None
     assert finding.message.startswith(begins) and holds in finding.message
-    assert command in finding.remedy.command and finding.remedy.safe == (tokens is None)
+    assert command in finding.remedy.command and finding.remedy.safe is safe
 
 
 @pytest.mark.parametrize("name", ["llama-untied", "llama-tied", "llama-untied-sharded"])

@@ -209,6 +209,7 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
             continue
         fits = _has_enough_of_the_class(entry.inside, within, large=large)
         yield from _partial_groups(family, entry, within) if fits else ()
+        yield from _absent_biases(checkpoint.config_values, entry, within) if fits else ()
         lacking = _inside_layers(begin, within, entry.inside) if fits else []
         if lacking:
             yield Missing(_always(family, lacking), lacking)
@@ -419,6 +420,23 @@ def _partial_groups(family: Family, entry: _StoredList, layers: Mapping[str, Col
                 lacking += [f"{entry.begin}{number}.{leaf}" for leaf in absent]
         if lacking:
             yield Missing(f"{_always(family, lacking)} beside {min(beside)}", lacking)
+
+
+def _absent_biases(
+    config: Mapping[str, object], entry: _StoredList, layers: Mapping[str, Collection[str]]
+) -> Iterator[Missing]:
+    """Yield the biases of stored matrices that no layer has, although the config sets a key that gives them."""
+    for key, leaves in entry.switched.items():
+        level, _, name = key.rpartition(".")
+        if (nested(config, level) or {}).get(name) is not True:
+            continue
+        absent = [
+            leaf for leaf in leaves if leaf.endswith(".bias") and not any(leaf in names for names in layers.values())
+        ]
+        matrices = [(leaf, leaf.removesuffix("bias") + "weight") for leaf in absent]
+        lacking = [f"{entry.begin}{n}.{leaf}" for n, names in layers.items() for leaf, own in matrices if own in names]
+        if lacking:
+            yield Missing(f"the config sets {key}", lacking)
 
 
 def _has_names_of_the_class(layers: Mapping[str, Collection[str]], inside: Collection[str]) -> bool:

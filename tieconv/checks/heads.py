@@ -672,8 +672,9 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes if embedding, head and bias
-    have the same number. If tensors are too short, `tieconv resize --to N --fill mean` adds rows (review first: may change
-    the model's outputs). Tensors may be shorter than the tokenizer, or than each other in an untied model. If the config
+    have the same number. If the config says more rows and no tokenizer was read, rows may be lost, so review it first.
+    If tensors are too short, `tieconv resize --to N --fill mean` adds rows (review first: may change the model's outputs).
+    Tensors may be shorter than the tokenizer, or than each other in an untied model. If the config
     and the tokenizer fit the shorter table, the longer one has rows that no token uses.
     `tieconv resize --to config` removes rows that no token uses. No command changes the columns or the layers: restore the
     config that the weights were saved with.
@@ -726,7 +727,8 @@ def _rows_remedy(inspection: Inspection, tables: Mapping[str, int]) -> Remedy | 
     if len(rows) > 1 or used > longest:
         most = max(longest, used)
         return remedies.resize(inspection, to=most, fill="mean", safe=False)
-    return remedies.resize(inspection, to="rows", safe=True)
+    # Without the tokenizer, shorter tables may have lost the rows of tokens.
+    return remedies.resize(inspection, to="rows", safe=used > 0 or longest > max(sizes, default=0))
 
 
 @rule("VOC002", "unpredicted-tokens", Level.WARNING)
@@ -787,15 +789,17 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     `tieconv resize --to N --fill mean` adds the rows (review first: may change the model's outputs). Or set `pad_token_id`
-    to a token that the model has. If more than 1,000 rows are missing, first check that the tokenizer is this model's.
+    to a token that the model has. If 1,000 rows or more are missing, no command is offered. The id or the tokenizer may be
+    of another model then.
     """
     for path, number in effective_flag.tokens_without_row(inspection):
         name, rows = next(iter(effective_flag.vocabulary_rows(inspection).items()))
         refuses = path.endswith("pad_token_id") and refuses_padding(inspection)
         subject = f"{shown(path)} is" if path.endswith("pad_token_id") else "The tokenizer has ids up to"
         end = "transformers 5 does not build the class so" if refuses else "A text with such a token ends in an error"
-        many = path == "tokenizer" and number - rows >= _MANY_ROWS
-        end += ". Check that the tokenizer is this model's" * many
+        many = number - rows >= _MANY_ROWS
+        suspect = "that the tokenizer is this model's" if path == "tokenizer" else f"{shown(path)} in the config"
+        end += f". Check {suspect}" * many
         yield token_without_row.finding(
             f"{subject} {number:,}, but {shown(name)} has {rows:,} rows. {end}.",
             [name],

@@ -244,7 +244,8 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     Of a file of 1 MiB or more, it reports each list of layers that no other name can hold. It also reports parameters
     that the class always has in each layer, alone or with others. Outside the layers it reports such parameters too:
     the last norm, a position table, a projector. If all layers of a class are equal, it reports the weights and biases
-    that a single layer lacks. It compares no values.
+    that a single layer lacks. It reports biases that no layer has, although the config sets a key such as `attention_bias`.
+    It compares no values.
 
     The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. The class must
     be in the table, or have a type of the table and no head. The stored layers must have its names. A file of less than
