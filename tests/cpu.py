@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests import lazy
 from tests.quick_python import RUNNING
 
 COLLECTION = "collection"
@@ -70,6 +71,7 @@ class Recorder:
         self.taken: Counter[str] = Counter()
 
     def pytest_collection_finish(self) -> None:
+        lazy.import_given()  # or the folder of whatever test runs first would pay for torch
         self.collected = self.last = spent()
 
     @pytest.hookimpl(wrapper=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -17,3 +19,8 @@ def case(*name: object) -> Iterator[None]:
     except BaseException as error:
         error.add_note("in the case " + " ".join(map(str, name)))
         raise
+
+
+def fresh(folder: Path) -> Path:
+    """Return a new, empty folder in it: each case has its own, as `tmp_path` is of the whole test."""
+    return Path(tempfile.mkdtemp(dir=folder))

@@ -6,7 +6,6 @@ skipped, and a test whose command needs one carries ``@pytest.mark.needs("torch"
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -14,14 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.lazy import absent
+
 ROOT = Path(__file__).parents[1]
 _MISSING = re.compile(r"^E +ModuleNotFoundError: No module named '(\w+)", re.M)
 _FRAME = re.compile(r"^(\S+?\.py):\d+: in ", re.M)
-
-
-def absent() -> frozenset[str]:
-    """Return the packages that this run has to do without."""
-    return frozenset(os.environ.get("TIECONV_WITHOUT", "").split())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

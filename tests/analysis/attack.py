@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
 
 from tests.analysis.lm import MASKED, TRANSLATING, VOCABULARY
+from tests.lazy import load_file, save_file, torch, transformers
 from tieconv.analysis import Findings, find
 from tieconv.analysis.subject import KNOWN
 from tieconv.checkpoint.inspection import Depth

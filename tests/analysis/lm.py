@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from tests.lazy import torch, transformers
 
 VOCABULARY, WIDTH, PADDING = 160, 32, 12
 MASKED = ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet",

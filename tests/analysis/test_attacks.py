@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 import tieconv
 from tests.analysis.attack import attack, certificates, edit_json, edit_tensors, loaded
 from tests.analysis.lm import MORE, PADDING, VOCABULARY, build, inputs
 from tests.analysis.test_bounds import PERTURBATIONS
+from tests.lazy import torch, transformers
 from tieconv.errors import RefusedError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gptj", "phi",

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import tieconv
 from tests.analysis.constructed import table
 from tests.analysis.lm import VOCABULARY, build, write_text
 from tests.analysis.test_rows import figure
 from tests.cli.stored import edit, editing
+from tests.lazy import torch
 from tieconv.analysis.bias_section import explain
 
 

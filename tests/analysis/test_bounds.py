@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from fixtures import certificate_norms, certificates
 from tests.analysis.attack import certificates as analysed
 from tests.analysis.attack import edit_json, edit_tensors
 from tests.analysis.constructed import Rng, embedding, table
 from tests.analysis.lm import MORE, PADDING, VOCABULARY, build, configure, inputs
+from tests.lazy import torch
 from tieconv.analysis.retie_cost import Bound, Change, bound, enclosing_ball, zero_mass
 from tieconv.analysis.subject import KNOWN, Final, Subject, open_subject
 from tieconv.checkpoint.inspection import Depth

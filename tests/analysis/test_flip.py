@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import tieconv
 from tests.analysis.lm import build, configure
 from tests.checks.fixtures.model import KIMI, LLAMA, flagged, llama, matrix, save
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit, editing, tensors
+from tests.lazy import torch
 from tieconv.errors import RefusedError, UnreadableError
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"

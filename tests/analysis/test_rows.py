@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from tests.analysis.lm import PADDING, VOCABULARY, build
 from tests.analysis.test_evolution import ROWS, checkpoint, noise
 from tests.cli.run import ok, refused
 from tests.cli.stored import configure, edit, editing
+from tests.lazy import transformers
 from tests.patience import examples
 from tieconv import SettingsError, analyze
 from tieconv.analysis import rows_section as undertrained

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import tieconv
 from tests.analysis.lm import PADDING, VOCABULARY, build, configure, loss_change, mean_kl, write_text
@@ -14,6 +13,7 @@ from tests.analysis.test_bounds import opened
 from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit, editing, tensors
+from tests.lazy import torch
 from tests.refusals import failure_of
 from tieconv.analysis.retie_section import load_model, on_text
 from tieconv.analysis.subject import split
@@ -44,13 +44,15 @@ def reference(folder: Path, text: Path) -> Apart:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("survivor", ["embed", "head", "mean"])
 def test_the_measured_cost_is_that_of_the_retied_model(
-    drifted: Path, text: Path, survivor: str, dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory
+    drifted: Path, text: Path, survivor: str, dtype: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Mean KL and change of the loss equal those between the model and what `retie --force` writes, rounding too."""
-    edit(drifted, lambda values: values.update({name: value.to(dtype) for name, value in values.items()}))
+    edit(
+        drifted, lambda values: values.update({name: value.to(getattr(torch, dtype)) for name, value in values.items()})
+    )
     out = tmp_path_factory.mktemp("tied") / "out"
     ok(f"retie --from {survivor} --force", drifted, "-o", out)
     analysis = tieconv.analyze(drifted, text=text)

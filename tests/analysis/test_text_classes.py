@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tieconv
 from tests.analysis.lm import PADDING, VOCABULARY, build, configure, loss_change, mean_kl, write_text
@@ -15,6 +14,7 @@ from tests.analysis.test_rows import figure
 from tests.analysis.test_text import reference
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit, editing
+from tests.lazy import torch
 from tieconv.analysis.subject import split
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.windows import EVERY, Causal, EncoderDecoder, Masked

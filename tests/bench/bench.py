@@ -200,7 +200,7 @@ def bench_verb(
 
 _SAFETENSORS = """
 from pathlib import Path
-from safetensors.torch import load_file, save_file
+from tests.lazy import load_file, save_file
 Path("{out}").mkdir()
 for file in Path("{source}").glob("*.safetensors"):
     tensors = load_file(file)
@@ -308,7 +308,7 @@ def bench_many(folder: Path, runs: int, store: dict[str, object]) -> None:
 
 _MANY_TENSORS = """
 import torch
-from safetensors.torch import save_file
+from tests.lazy import save_file
 state = {{f"model.layers.{{i // 1000}}.mlp.experts.{{i % 1000}}.weight": torch.zeros(1) for i in range(500_000)}}
 torch.save(state, "{path}") if "{path}".endswith(".bin") else save_file(state, "{path}")
 """

@@ -15,6 +15,7 @@ from tests.cases.chains import chains
 from tests.checks.fixtures import asked, builder
 from tests.checks.remedy import run
 from tests.conftest import ROOT
+from tests.loops import case as in_case
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks.registry import RULES
@@ -32,26 +33,21 @@ def test_every_case_has_an_entry() -> None:
     assert list(CASES) == [f"C{number:02d}" for number in range(1, 75)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_an_entry_says_what_to_do(name: str) -> None:
+def test_an_entry_says_what_to_do() -> None:
     """What is reported names its rule; what is not says what helps, unless nothing is wrong."""
-    case = CASES[name]
-    assert bool(case.rules) == (case.status is Status.REPORTED)
-    assert case.build is not None or case.status in (Status.ANOTHER_COMMAND, Status.REFUSED)
-    assert case.remedy or case.fix or case.status is Status.SILENT
+    for name in CASES:
+        with in_case(name):
+            case = CASES[name]
+            assert bool(case.rules) == (case.status is Status.REPORTED)
+            assert case.build is not None or case.status in (Status.ANOTHER_COMMAND, Status.REFUSED)
+            assert case.remedy or case.fix or case.status is Status.SILENT
 
 
 @pytest.mark.parametrize("case", BUILT)
-def test_findings(case: Case, tmp_path: Path) -> None:
-    """The rules that speak, and no others."""
-    findings = inspect(case, tmp_path).findings
-    assert tuple(sorted(f"{finding.rule} {finding.level}" for finding in findings)) == case.rules
-
-
-@pytest.mark.parametrize("case", BUILT)
-def test_states(case: Case, tmp_path: Path) -> None:
-    """The states of the tied names, and whether they agree with what is declared."""
+def test_findings_and_states(case: Case, tmp_path: Path) -> None:
+    """The rules that speak and no others, the states of the tied names, and whether they agree with the config."""
     inspection = inspect(case, tmp_path)
+    assert tuple(sorted(f"{finding.rule} {finding.level}" for finding in inspection.findings)) == case.rules
     states = {member.name: str(member.state) for tie in inspection.ties for member in tie.members}
     assert {name: states.get(name) for name in case.states} == dict(case.states)
     if case.consistent is not None:

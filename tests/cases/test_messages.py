@@ -6,18 +6,17 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 from safetensors import safe_open
-from safetensors.torch import load_file, load_model, save_file, save_model
 
 from fixtures.cases import CASES
+from tests.lazy import load_file, load_model, save_file, save_model, torch, transformers
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-Tensors = dict[str, torch.Tensor]
+Tensors = "dict[str, torch.Tensor]"
 SIZES = {
     "vocab_size": 8,
     "hidden_size": 4,
@@ -103,14 +102,22 @@ def listed() -> None:
     Listed(transformers.LlamaConfig(**SIZES, tie_word_embeddings=True))
 
 
-class Views(torch.nn.Module):
+@cache
+def table() -> torch.Tensor:
+    return torch.randn(8, 4)
+
+
+def views() -> torch.nn.Module:
     """Two overlapping halves of one storage."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        whole = torch.randn(12, 4)
-        self.register_buffer("one", whole[:8])
-        self.register_buffer("two", whole[4:])
+    class Views(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.randn(12, 4)
+            self.register_buffer("one", whole[:8])
+            self.register_buffer("two", whole[4:])
+
+    return Views()
 
 
 def more_layers(tensors: Tensors) -> None:
@@ -161,8 +168,8 @@ def renamed(path: Path) -> None:
 
 
 def cut(path: Path, name: str, load: Callable[[Path], object]) -> None:
-    save_file({EMBED: TABLE}, path / "x.safetensors")
-    torch.save({EMBED: TABLE}, path / "x.bin")
+    save_file({EMBED: table()}, path / "x.safetensors")
+    torch.save({EMBED: table()}, path / "x.bin")
     (path / name).write_bytes((path / name).read_bytes()[:100])
     load(path / name)
 
@@ -183,7 +190,6 @@ def short_bias(path: Path) -> None:
     transformers.BertForMaskedLM.from_pretrained(path, ignore_mismatched_sizes=True)
 
 
-TABLE = torch.randn(8, 4)
 LAYER, LORA = "model.layers.0.", "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 LOADED: dict[str, tuple[Callable[[Tensors], object], bool]] = {
     "C01": (lambda t: t.update({HEAD: torch.randn(8, 4)}), True),
@@ -212,9 +218,9 @@ DONE: dict[str, tuple[Callable[[Path], object], ...]] = {
     "C08": (lambda path: stored(path, EMBED, lambda t: t.pop(EMBED)),),
     "C19": (without_bias, lambda path: stored(path, "lm_head.bias")),
     "C20": (short_bias,),
-    "C25": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE}, path / "x"), lambda path: saved_shared(path)),
-    "C26": (lambda path: save_file({EMBED: TABLE, HEAD: TABLE.t()}, path / "x"),),
-    "C27": (lambda path: save_model(Views(), str(path / "x")),),
+    "C25": (lambda path: save_file({EMBED: table(), HEAD: table()}, path / "x"), lambda path: saved_shared(path)),
+    "C26": (lambda path: save_file({EMBED: table(), HEAD: table().t()}, path / "x"),),
+    "C27": (lambda path: save_model(views(), str(path / "x")),),
     "C30": (lambda path: empty_dtype(path / "x"),),
     "C33": (
         lambda path: transformers.LlamaForCausalLM.from_pretrained(saved(path, prefixed("_orig_mod."), tied=False)),

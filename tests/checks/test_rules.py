@@ -13,6 +13,7 @@ import tieconv.checks
 from tests.checks.fixtures import asked, builder
 from tests.checks.fixtures.model import LLAMA, VOCAB, WIDTH, llama, matrix, save
 from tests.checks.remedy import run
+from tests.loops import case
 from tieconv.api.fixes import plan_action
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
@@ -32,34 +33,32 @@ def inspect(rule: Rule, kind: str, folder: Path) -> Inspection:
     return api.inspect(build(folder / "model"), consumers=asked(rule.code))
 
 
-def bad(rule: Rule, folder: Path) -> tuple[Finding, ...]:
-    """What the bad fixture gives; of a rule about loaders, what asking for one adds.
+def bad(rule: Rule, folder: Path) -> tuple[Inspection, tuple[Finding, ...]]:
+    """The bad fixture and what it gives; of a rule about loaders, what asking for one adds.
 
     That a model with code of its own is in no table is noted beside.
     """
     inspection = inspect(rule, "bad", folder)
     before = api.inspect(folder / "model").findings if asked(rule.code) else ()
     beside = {"TIE012"} if rule.code == "COD001" else set()
-    return tuple(finding for finding in inspection.findings if finding not in before and finding.rule not in beside)
+    added = (finding for finding in inspection.findings if finding not in before and finding.rule not in beside)
+    return inspection, tuple(added)
 
 
 def squeeze(text: str) -> str:
     return " ".join(text.split())
 
 
-@every_rule
-def test_documentation_has_the_four_sections(rule: Rule) -> None:
-    """What a rule does, why, an example and the fix are written down, in this order and not left empty."""
-    parts = re.split(r"^## (.+)\n", rule.documentation, flags=re.MULTILINE)
-    assert tuple(parts[1::2]) == SECTIONS
-    assert all(body.strip() for body in parts[2::2])
-    assert re.fullmatch(r"[A-Z].*\.\n\n", parts[0]), "one sentence comes first"
-
-
-@every_rule
-def test_documentation_has_an_entry_on_the_page(rule: Rule) -> None:
-    """docs/rules.md describes the rule."""
-    assert f"## {rule.code} {rule.name}\n" in PAGE.read_text(encoding="utf-8")
+def test_the_documentation_of_each_rule() -> None:
+    """What a rule does, why, an example and the fix are written down in this order, and docs/rules.md has it."""
+    page = PAGE.read_text(encoding="utf-8")
+    for rule in RULES:
+        with case(rule.code):
+            parts = re.split(r"^## (.+)\n", rule.documentation, flags=re.MULTILINE)
+            assert tuple(parts[1::2]) == SECTIONS
+            assert all(body.strip() for body in parts[2::2])
+            assert re.fullmatch(r"[A-Z].*\.\n\n", parts[0]), "one sentence comes first"
+            assert f"## {rule.code} {rule.name}\n" in page
 
 
 def test_every_rule_is_registered_once() -> None:
@@ -72,8 +71,19 @@ def test_every_rule_is_registered_once() -> None:
 
 @every_rule
 def test_bad_fixture_gives_exactly_this_rule(rule: Rule, tmp_path: Path) -> None:
-    """One fault is one finding, at the rule's usual level."""
-    assert [(finding.rule, finding.level) for finding in bad(rule, tmp_path)] == [(rule.code, rule.level)]
+    """One fault is one finding, at the rule's usual level, with the message that the documentation quotes.
+
+    The finding is one line that names its tensors. It ends with a full stop only where it has several sentences. No
+    rule is run on a plain model, so the fixture must not look like one, unless a loader is asked for.
+    """
+    inspection, findings = bad(rule, tmp_path)
+    assert [(finding.rule, finding.level) for finding in findings] == [(rule.code, rule.level)]
+    (finding,) = findings
+    assert squeeze(f"{finding.level} {finding.rule}: {finding.message}") in squeeze(rule.documentation)
+    assert "\n" not in finding.message
+    assert finding.message.endswith(".") == (". " in finding.message)
+    assert all(name in finding.message for name in finding.tensors)
+    assert inspection.consumers or not is_plain(inspection), "`is_plain` in tieconv/checks calls the bad fixture plain"
 
 
 @every_rule
@@ -83,48 +93,21 @@ def test_good_fixture_gives_no_finding_of_this_rule(rule: Rule, tmp_path: Path) 
 
 
 @every_rule
-def test_example_shows_the_real_message(rule: Rule, tmp_path: Path) -> None:
-    """The documentation quotes what the bad fixture prints."""
-    (finding,) = bad(rule, tmp_path)
-    line = f"{finding.level} {finding.rule}: {finding.message}"
-    assert squeeze(line) in squeeze(rule.documentation)
-
-
-@every_rule
-def test_the_shortcut_for_plain_models_does_not_hide_it(rule: Rule, tmp_path: Path) -> None:
-    """A model that breaks a rule is none of those on which no rule is run; where a loader is asked for, all are."""
-    inspection = inspect(rule, "bad", tmp_path)
-    assert inspection.consumers or not is_plain(inspection), "`is_plain` in tieconv/checks calls the bad fixture plain"
-
-
-@every_rule
-def test_message_is_one_sentence_that_names_its_tensors(rule: Rule, tmp_path: Path) -> None:
-    """A finding is one line that names its tensors; it ends with a full stop only where it has several sentences."""
-    (finding,) = bad(rule, tmp_path)
-    assert "\n" not in finding.message
-    assert finding.message.endswith(".") == (". " in finding.message)
-    assert all(name in finding.message for name in finding.tensors)
-
-
-@every_rule
 def test_remedy_is_a_command_that_works(rule: Rule, tmp_path: Path) -> None:
-    """Running the remedy leaves a model without errors and without this finding."""
-    (finding,) = bad(rule, tmp_path)
+    """Running the remedy leaves a model without errors and without this finding.
+
+    `check --fix` takes a safe remedy as data: it has a plan for every verb that a rule names.
+    """
+    _, (finding,) = bad(rule, tmp_path)
     if finding.remedy is None:
         return
+    if finding.remedy.safe and finding.remedy.action is not None:
+        assert plan_action(finding.remedy.action).outcome()
     out = tmp_path / "out"
     run(finding.remedy.command, out)
     after = api.inspect(out, consumers=asked(rule.code))
     assert rule.code not in [later.rule for later in after.findings]
     assert Level.ERROR not in [later.level for later in after.findings]
-
-
-@every_rule
-def test_a_safe_remedy_is_one_that_fix_can_plan(rule: Rule, tmp_path: Path) -> None:
-    """`check --fix` takes the remedy as data: it has a plan for every verb that a rule names."""
-    for finding in bad(rule, tmp_path):
-        if finding.remedy is not None and finding.remedy.safe and finding.remedy.action is not None:
-            assert plan_action(finding.remedy.action).outcome()
 
 
 def test_a_model_of_adapterhub_has_a_head_and_its_own_adapter(tmp_path: Path) -> None:

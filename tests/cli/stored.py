@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from tests.cli.run import ok
+from tests.lazy import load_file, save_file, torch
 from tests.schemas import validate
 
-Tensors = dict[str, torch.Tensor]
+Tensors = "dict[str, torch.Tensor]"
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

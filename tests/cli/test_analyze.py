@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import tieconv
 from tests.analysis.lm import build, write_text
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit, editing, logits
+from tests.lazy import load_file, save_file, torch
 from tests.reporters.test_analyze_html import harmless
 from tests.schemas import validate
 from tieconv.install import install_command

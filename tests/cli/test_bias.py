@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
 import tieconv
 from fixtures import zoo
@@ -17,6 +15,7 @@ from tests.checks.fixtures.model import LLAMA, flagged, gptq, save
 from tests.checks.fixtures.more import inkling
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, configure, edit, editing, operations, plan, same, snapshot, tensors
+from tests.lazy import torch, transformers
 from tests.reload.judge import differences, load
 from tieconv.checkpoint.finding import Finding
 

@@ -10,8 +10,6 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-pytest.importorskip("onnxruntime")
-
 import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import build

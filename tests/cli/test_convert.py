@@ -8,16 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import Tensors, configure, edit, operations, plan, same, snapshot, tensors
+from tests.lazy import load_file, save_file, torch
 from tests.patience import examples
 from tests.reload.judge import differences, load
 
@@ -117,7 +116,7 @@ def test_it_splits_as_huggingface_hub_does(model, tmp_path: Path) -> None:
     assert weights(tmp_path / "out") == sorted(split.filename_to_tensors)
 
 
-TYPES = (torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.bool, torch.int64)
+TYPES = ("float32", "bfloat16", "float64", "uint8", "bool", "int64")
 
 
 @st.composite
@@ -127,7 +126,7 @@ def state(draw: st.DrawFn) -> Tensors:
     text = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=6)
     tensors = {}
     for seed, name in enumerate(draw(st.lists(text, min_size=1, max_size=12, unique=True))):
-        dtype, generator = draw(st.sampled_from(TYPES)), torch.Generator().manual_seed(seed)
+        dtype, generator = getattr(torch, draw(st.sampled_from(TYPES))), torch.Generator().manual_seed(seed)
         raw = torch.randint(0, 2 if dtype is torch.bool else 256, draw(shapes), generator=generator)
         tensors[name] = raw.to(dtype)
     return tensors

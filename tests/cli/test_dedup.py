@@ -8,13 +8,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, configure, edit, editing, operations, plan, same, snapshot, tensors
+from tests.lazy import load_file, torch
 from tests.reload.judge import differences, load
 from tieconv.checkpoint import weight_file
 from tieconv.loaders.registry import CONSUMERS

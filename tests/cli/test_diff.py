@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 import tieconv
 from fixtures import zoo
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import bits_equal, config, configure, edit, tensors
+from tests.lazy import torch, transformers
 from tests.reload.judge import load
 from tests.schemas import validate
 from tieconv.comparison.differences import compare_configs

@@ -452,7 +452,7 @@ print(time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru
 PEER = """
 import sys, time
 import torch
-from safetensors.torch import load_file
+from tests.lazy import load_file
 started = time.process_time()
 path = sys.argv[1]
 state = torch.load(path, weights_only=True, mmap=True) if path.endswith(".bin") else load_file(path)

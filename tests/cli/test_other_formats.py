@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 import tieconv
 from tests.checks.fixtures import FIXTURES
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save, weights
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit, operations, plan, same, snapshot, tensors
+from tests.lazy import load_file, torch
 from tests.patience import examples
 from tests.reload.judge import differences, load
 from tieconv.text import shown

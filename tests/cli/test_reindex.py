@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import plan, snapshot
 from tests.conftest import ROOT
+from tests.lazy import load_file, save_file, torch, transformers
 from tests.patience import examples
 from tests.reload.judge import differences, load
 from tieconv.architectures.stored_names import unwrapping, wrappers_of

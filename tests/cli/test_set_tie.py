@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, configure, edit, flags, operations, plan, snapshot, tensors
+from tests.lazy import torch
 from tests.reload.judge import differences, load
 
 E, H = "model.embed_tokens.weight", "lm_head.weight"

@@ -7,14 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
-from safetensors.torch import load_file, save_model
 
 import tieconv
 from fixtures import zoo
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import all_tensors, config, configure, edit, flags, operations, plan, same, snapshot, tensors
+from tests.lazy import load_file, save_model, torch, transformers
 from tests.reload.judge import differences, load
 from tests.schemas import validate
 from tieconv.cli import write

@@ -24,12 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
-
 import tieconv as api
 from fixtures import families, zoo
+from tests.lazy import load_file, save_file, torch, transformers
 from tests.oracles import run_transformers as loader
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role

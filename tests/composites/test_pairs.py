@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import tieconv as api
 from fixtures import families, zoo
 from tests.composites import pairs

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from fixtures import zoo
+from tests.lazy import load_file, save_file, torch
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role
 

@@ -17,11 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from fixtures import zoo
 from tests.consumers.compare import LOADER
+from tests.lazy import load_file, save_file, torch
 
 KIND = "LlamaForCausalLM"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -30,7 +28,7 @@ RECORDED = Path(__file__).with_suffix(".json")
 ASKED = {"transformers 4.48": "4.48.3", "transformers 4.57": "4.57.6"}
 INDEX = "model.safetensors.index.json"
 
-Tensors = dict[str, torch.Tensor]
+Tensors = "dict[str, torch.Tensor]"
 Layout = Callable[[Path, Tensors], None]
 
 

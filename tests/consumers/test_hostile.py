@@ -27,6 +27,8 @@ from tests.checks.fixtures.model import (
     save,
     weights,
 )
+from tests.loops import case as in_case
+from tests.loops import fresh
 from tieconv.errors import TieconvError
 from tieconv.loaders.registry import CONSUMERS
 
@@ -51,14 +53,22 @@ def test_the_corpus(tmp_path: Path) -> None:
     assert answered >= 50
 
 
-@pytest.mark.parametrize("config", [LLAMA, BERT, GEMMA3], ids=lambda config: config["model_type"])
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_any_value_of_the_flag(config: Config, value: object, tmp_path: Path) -> None:
+def test_any_value_of_the_flag(tmp_path: Path) -> None:
     """A flag that is no boolean, and other keys of a wrong type, give an answer from each loader."""
-    tensors = {**llama(head=matrix(seed=1)), **bert(), NESTED_EMBED: matrix()}
-    changed = {**config, "tie_word_embeddings": value, "dtype": value, "vocab_size": value, "text_config": value}
-    found = tieconv.inspect(save(tmp_path / "model", changed, tensors), consumers="all").consumers
-    assert len(found) == len(CONSUMERS)
+    for value in VALUES:
+        for config in [LLAMA, BERT, GEMMA3]:
+            with in_case(config["model_type"], value):
+                folder = fresh(tmp_path)
+                tensors = {**llama(head=matrix(seed=1)), **bert(), NESTED_EMBED: matrix()}
+                changed = {
+                    **config,
+                    "tie_word_embeddings": value,
+                    "dtype": value,
+                    "vocab_size": value,
+                    "text_config": value,
+                }
+                found = tieconv.inspect(save(folder / "model", changed, tensors), consumers="all").consumers
+                assert len(found) == len(CONSUMERS)
 
 
 @pytest.mark.parametrize("kind", ["LlamaForCausalLM", "PhiForCausalLM", "MambaForCausalLM"])

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import tieconv as api
 from fixtures import zoo
 from tests.checks.remedy import run
 from tests.consumers import layouts
+from tests.lazy import load_file, save_file, torch
+from tests.loops import case
 from tests.oracles import run_transformers as loader
 from tieconv.checkpoint.finding import Outcome, Prediction
 from tieconv.errors import TieconvError
@@ -92,12 +92,13 @@ def test_the_installed_transformers(name: str, places: Places) -> None:
 
 
 @pytest.mark.parametrize("consumer", layouts.ASKED)
-@pytest.mark.parametrize("name", layouts.LAYOUTS)
-def test_the_recorded_ones(name: str, consumer: str, places: Places) -> None:
+def test_the_recorded_ones(consumer: str, places: Places) -> None:
     """The same for versions that are not installed, as `python -m tests.consumers.layouts` recorded them."""
-    seen = RECORDED[consumer]["outcomes"][name]
-    spec = consumer.replace(" ", "==")
-    assert [predicted(folder, spec) for folder, _ in places[name]] == expected(name, seen)
+    for name in layouts.LAYOUTS:
+        with case(name):
+            seen = RECORDED[consumer]["outcomes"][name]
+            spec = consumer.replace(" ", "==")
+            assert [predicted(folder, spec) for folder, _ in places[name]] == expected(name, seen)
 
 
 def test_the_record_is_of_these_layouts() -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tieconv as api
 from fixtures import llama_cpp_source
 from fixtures.gguf_bytes import ARCHITECTURE, F32, accepted, gguf
 from tests.checks.fixtures.model import Config, Tensors, flagged, llama, matrix, save, save_shards, vector, with_row
+from tests.lazy import torch
+from tests.loops import case as in_case
+from tests.loops import fresh
 from tieconv.loaders import release_tables
 
 OWN = llama(head=with_row(matrix()))
@@ -129,11 +131,13 @@ def predicted(folder: Path) -> str:
     return f"{prediction.outcome}{dropped}"
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_outcome(case: str, tmp_path: Path) -> None:
+def test_outcome(tmp_path: Path) -> None:
     """One checkpoint with one weight file."""
-    settings, tensors, expected = CASES[case]
-    assert predicted(save(tmp_path / "model", settings, tensors)) == expected
+    for case in CASES:
+        with in_case(case):
+            folder = fresh(tmp_path)
+            settings, tensors, expected = CASES[case]
+            assert predicted(save(folder / "model", settings, tensors)) == expected
 
 
 def test_the_class_of_the_text_config_decides(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from tests.checks.fixtures.model import (
     vector,
     weights,
 )
+from tests.loops import case as in_case
+from tests.loops import fresh
 from tieconv.checkpoint.finding import Prediction
 from tieconv.errors import RefusedError
 from tieconv.loaders import release_tables
@@ -101,13 +103,15 @@ CASES: dict[str, tuple[Config, Tensors, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_outcome(case: str, tmp_path: Path) -> None:
+def test_outcome(tmp_path: Path) -> None:
     """One outcome, and a sentence with its reason."""
-    settings, tensors, outcome, reason = CASES[case]
-    found = predicted(tmp_path, {key: value for key, value in settings.items() if value is not ...}, tensors)
-    assert (str(found.outcome), found.basis) == (outcome, "ran 0.32.2")
-    assert reason in found.detail
+    for case in CASES:
+        with in_case(case):
+            folder = fresh(tmp_path)
+            settings, tensors, outcome, reason = CASES[case]
+            found = predicted(folder, {key: value for key, value in settings.items() if value is not ...}, tensors)
+            assert (str(found.outcome), found.basis) == (outcome, "ran 0.32.2")
+            assert reason in found.detail
 
 
 COMPOSITE_EMBED, COMPOSITE_HEAD = "language_model.model.embed_tokens.weight", "language_model.lm_head.weight"

@@ -8,14 +8,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
 
 import tieconv
 import tieconv as api
 from fixtures import zoo
 from tests.checks.fixtures.model import BART, BERT, BERT_EMBED, HEAD, Array, bert, flagged, matrix, save, vector
+from tests.lazy import load_file, save_file, torch, transformers
 from tests.oracles import run_transformers as loader
 from tieconv.checkpoint.finding import Prediction
 

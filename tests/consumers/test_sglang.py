@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 import tieconv as api
 from fixtures.sglang_classes import Source
 from tests.checks.fixtures.model import LLAMA, Config, Tensors, flagged, llama, matrix, save, vector, with_row
+from tests.lazy import save_file, torch
 
 TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
 ALONE, BOTH, OWN = llama(), llama(head=matrix()), llama(head=with_row(matrix()))

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
 import tieconv as api
 from tests.checks.fixtures.model import (
@@ -25,6 +23,9 @@ from tests.checks.fixtures.model import (
     weights,
     with_row,
 )
+from tests.lazy import save_file, torch
+from tests.loops import case as in_case
+from tests.loops import fresh
 
 HEAD_ONLY: Tensors = {"lm_head.weight": matrix()}
 OWN = llama(head=with_row(matrix()))
@@ -171,15 +172,17 @@ def test_a_refusal_names_the_setting_and_its_loader_once(
     assert [finding.message[: len(message)] for finding in result.findings if finding.rule == "CON003"] == [message]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_outcome(case: str, tmp_path: Path) -> None:
+def test_outcome(tmp_path: Path) -> None:
     """One outcome, and a sentence that names the tensors."""
-    spec, config, tensors, expected = CASES[case]
-    (found,) = api.inspect(save(tmp_path / "model", config, tensors), consumers=spec).consumers
-    dropped = f", dropped {' '.join(found.dropped)}" if found.dropped else ""
-    assert f"{found.outcome}{dropped}" == expected
-    assert found.detail and "\n" not in found.detail and not found.detail.endswith(".")
-    assert found.outcome == "unknown" or all(name in found.detail for name in found.tensors[:1])
+    for case in CASES:
+        with in_case(case):
+            folder = fresh(tmp_path)
+            spec, config, tensors, expected = CASES[case]
+            (found,) = api.inspect(save(folder / "model", config, tensors), consumers=spec).consumers
+            dropped = f", dropped {' '.join(found.dropped)}" if found.dropped else ""
+            assert f"{found.outcome}{dropped}" == expected
+            assert found.detail and "\n" not in found.detail and not found.detail.endswith(".")
+            assert found.outcome == "unknown" or all(name in found.detail for name in found.tensors[:1])
 
 
 @pytest.mark.parametrize(

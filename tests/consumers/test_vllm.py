@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
 import tieconv as api
 from tests.checks.fixtures.model import GEMMA, LLAMA, Config, Tensors, flagged, llama, matrix, save, vector, with_row
+from tests.lazy import save_file, torch
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HEAD_ONLY: Tensors = {HEAD: matrix()}

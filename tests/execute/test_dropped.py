@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 import tieconv as api
 from tests.execute import models as small
+from tests.lazy import torch
 from tieconv.checkpoint.model_files import FileState
 from tieconv.errors import StalePlanError
 from tieconv.planned import PlannedWrite

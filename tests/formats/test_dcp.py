@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 import tieconv as api
+from tests.lazy import torch
 from tests.refusals import failure_of
 from tieconv.checkpoint.inspection import State
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.formats import dcp
 
-torch = pytest.importorskip("torch")
 EMBED, HEAD = "model.model.embed_tokens.weight", "model.lm_head.weight"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

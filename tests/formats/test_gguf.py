@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import tieconv as api
 from fixtures.gguf_bytes import ARCHITECTURE as TIES
 from fixtures.gguf_bytes import F32, Q4_0, Q4_K, Tensor, entry, gguf, info, text
+from tests.lazy import gguf as gguf_package
 from tests.refusals import failure_of
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import State
@@ -23,9 +24,6 @@ from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats import gguf as reader
 from tieconv.formats.gguf import TYPES
 from tieconv.loaders.llama_cpp import head_rule
-
-gguf_package = pytest.importorskip("gguf")
-
 
 ROOT = Path(__file__).parents[2]
 

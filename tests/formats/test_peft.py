@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import tieconv as api
-from fixtures.torch_files import Case, hostile
+from fixtures.torch_files import hostile
 from tests.checks.fixtures.model import EMBED, GEMMA, T5, Array, flagged, matrix, save, weights
 from tests.checks.fixtures.more import LORA, base_of, save_adapter
+from tests.loops import case as in_case
+from tests.loops import fresh
 from tests.refusals import failure_of
 from tests.schemas import validate
 from tieconv.errors import RefusedError, TieconvError
@@ -290,12 +292,12 @@ def test_torch_file_with_more_than_tensors(tmp_path: Path) -> None:
 HOSTILE = [case for case in hostile(Path("/nonexistent/canary")) if case.name.startswith(("run-", "bomb-", "zip-"))]
 
 
-@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case.name)
-def test_hostile_torch_file(case: Case, tmp_path: Path) -> None:
+def test_hostile_torch_file(tmp_path: Path) -> None:
     """An adapter's pickle is read like a model's: refused by the same code, and nothing of it runs."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    (folder / "adapter_model.bin").write_bytes(case.data)
-    error = failure_of(api.inspect, TieconvError, folder)
-    assert error.code == case.code and "adapter_model.bin" in error.message
+    for case in HOSTILE:
+        with in_case(case.name):
+            folder = fresh(tmp_path)
+            (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+            (folder / "adapter_model.bin").write_bytes(case.data)
+            error = failure_of(api.inspect, TieconvError, folder)
+            assert error.code == case.code and "adapter_model.bin" in error.message

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pickle
 import struct
 import zipfile
+from functools import cache
 from io import BytesIO
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.torch_files import pickled, text
 from tests.formats.test_torch_read import state_dicts
+from tests.lazy import torch
 from tests.patience import examples, prompt
 from tests.refusals import failure_of
 from tieconv.formats.torch import globals_, pickle_machine, pickle_stack
@@ -110,7 +111,9 @@ def test_what_torch_writes_is_read() -> None:
         assert made == StoredTensor(STORAGE, FLOAT, 0, shape, shape)
 
 
-DATA = pickle_of(many())
+@cache
+def written() -> bytes:
+    return pickle_of(many())
 
 
 def test_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +131,9 @@ def test_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shortcuts_change_nothing() -> None:
-    assert outcome(DATA, shortcuts=True) == outcome(DATA, shortcuts=False)
-    value, end = outcome(DATA, shortcuts=True)
-    assert isinstance(value, Pairs) and len(value.items) == len(many()) and end == len(DATA)
+    assert outcome(written(), shortcuts=True) == outcome(written(), shortcuts=False)
+    value, end = outcome(written(), shortcuts=True)
+    assert isinstance(value, Pairs) and len(value.items) == len(many()) and end == len(written())
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -142,17 +145,17 @@ def test_shortcuts_change_nothing_of_any_state_dict(state: dict[str, torch.Tenso
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(offset=st.integers(len(DATA) // 4, len(DATA) - 1), byte=st.integers(0, 255))
+@given(offset=st.deferred(lambda: st.integers(len(written()) // 4, len(written()) - 1)), byte=st.integers(0, 255))
 def test_shortcuts_change_nothing_of_a_damaged_file(offset: int, byte: int) -> None:
     """One reader must not see what another does not: a changed byte has the same consequences both ways."""
-    data = DATA[:offset] + bytes([byte]) + DATA[offset + 1 :]
+    data = written()[:offset] + bytes([byte]) + written()[offset + 1 :]
     assert outcome(data, shortcuts=True) == outcome(data, shortcuts=False)
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(end=st.integers(0, len(DATA) - 1))
+@given(end=st.deferred(lambda: st.integers(0, len(written()) - 1)))
 def test_every_cut_is_truncated(end: int) -> None:
-    assert outcome(DATA[:end], shortcuts=True) == ("truncated",)
+    assert outcome(written()[:end], shortcuts=True) == ("truncated",)
 
 
 @pytest.mark.parametrize("back", range(1, 8))

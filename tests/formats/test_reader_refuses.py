@@ -9,19 +9,18 @@ from unittest.mock import Mock
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import tieconv as api
 from fixtures.hostile import entry, file_of
 from fixtures.torch_files import archive, call, honest, name, number, pickled, state, tensor, text, torch_zip
+from tests.lazy import child, torch
+from tests.lazy import ort as onnxruntime
 from tests.onnx.nodes import op, token_ids, value
 from tests.refusals import failure_of
 from tieconv.errors import NotRunError, RefusedError, TieconvError
 from tieconv.formats.onnx.scopes import NEWEST_IR, NEWEST_OPSET
-from tieconv.onnx import child
 
 RULE = "FMT001"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 import tieconv
 import tieconv as api
+from tests.lazy import torch
 from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.cli import main
 from tieconv.errors import UnreadableError

@@ -10,6 +10,7 @@ import tieconv as api
 from tests.checks.fixtures import builder
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, matrix, save_shards
 from tests.checks.fixtures.tie import ASKED
+from tests.loops import case, fresh
 from tieconv.checks.registry import RULES
 from tieconv.gate.examine import file_of
 from tieconv.sources.user_files import place_of
@@ -31,18 +32,20 @@ EXPECTED = {code: file for file, codes in FILES.items() for code in codes.split(
 """All others are about model.safetensors."""
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_the_file_is_one_of_the_model(rule, tmp_path: Path) -> None:
+def test_the_file_is_one_of_the_model(tmp_path: Path) -> None:
     """For every rule: an annotation in a pull request needs a file that is there."""
-    build = builder(rule.code, "bad")
-    assert build is not None
-    path = build(tmp_path / "model")
-    inspection = api.inspect(path, consumers=ASKED.get(rule.code))
-    finding = next(candidate for candidate in inspection.findings if candidate.rule == rule.code)
-    file = file_of(inspection, finding)
-    path = Path(inspection.checkpoint.root) / file
-    assert file and (path.is_symlink() or path.exists())
-    assert file == EXPECTED.get(rule.code, "model.safetensors")
+    for rule in RULES:
+        with case(rule.code):
+            folder = fresh(tmp_path)
+            build = builder(rule.code, "bad")
+            assert build is not None
+            path = build(folder / "model")
+            inspection = api.inspect(path, consumers=ASKED.get(rule.code))
+            finding = next(candidate for candidate in inspection.findings if candidate.rule == rule.code)
+            file = file_of(inspection, finding)
+            path = Path(inspection.checkpoint.root) / file
+            assert file and (path.is_symlink() or path.exists())
+            assert file == EXPECTED.get(rule.code, "model.safetensors")
 
 
 @pytest.mark.parametrize(("same", "rule"), [(True, "TIE002"), (False, "TIE001")])

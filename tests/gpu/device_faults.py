@@ -17,8 +17,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import tieconv
 from tests.gpu.models import WIDE, Workshop
 from tests.gpu.verdicts import figures
+from tests.lazy import ort_session as open_
 from tests.onnx import faults
-from tieconv.onnx import ort_session as open_
 
 Fault = Callable[[Path, str], AbstractContextManager[Path]]
 """Makes a session of the graph at a path on a provider wrong while it is entered, and gives the path to measure."""

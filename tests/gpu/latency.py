@@ -8,16 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers as tr
-
 from tests.gpu.memory import open_with
 from tests.gpu.models import FORMS, LARGE, Workshop, large_config
+from tests.lazy import bindings, graph_forward, ort_session, torch
+from tests.lazy import transformers as tr
 from tieconv.checkpoint.graph_plan import PRECISIONS
-from tieconv.onnx.ort_session import Session
-from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.reference.model import Batch
 
 LENGTHS = (1, 8, 64, 256)
@@ -43,7 +39,7 @@ def latency_rows(workshop: Workshop, provider: str, precision: str) -> Iterator[
                 yield row | quantiles(taken)
 
 
-def _active(sessions: dict[str, Session], form: str, provider: str) -> str:
+def _active(sessions: dict[str, ort_session.Session], form: str, provider: str) -> str:
     return provider if form == TORCH else sessions[form].use.active
 
 
@@ -72,12 +68,12 @@ def measure(runs: dict[str, Callable[[], Any]], rounds: int, wait: Callable[[], 
     return times
 
 
-def bound(session: Session, graph: Path, batch: Batch, keep: list[Any] | None = None) -> Callable[[], Any]:
+def bound(session: ort_session.Session, graph: Path, batch: Batch, keep: list[Any] | None = None) -> Callable[[], Any]:
     """A pass without a past, inputs on the device and outputs left there: what a serving loop would time.
 
     The binding, from which the outputs can be read, is put into ``keep``.
     """
-    model = GraphModel(session, bind(read_graph(str(graph)), masked=False))
+    model = graph_forward.GraphModel(session, bindings.bind(read_graph(str(graph)), masked=False))
     binding = session.inner.io_binding()
     held = model.feeds(batch, 0) | model.no_past(batch)
     for name, value in held.items():

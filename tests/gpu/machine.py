@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tieconv
-from tieconv.onnx.ort_session import CUDA
+from tests.lazy import ort_session
 
 PACKAGES = (
     "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "onnxruntime", "onnxruntime-gpu",
@@ -30,7 +30,7 @@ def without_gpu() -> str:
         import torch
     except ImportError as error:
         return f"a package is missing: {error}"
-    if CUDA not in onnxruntime.get_available_providers():
+    if ort_session.CUDA not in onnxruntime.get_available_providers():
         return f"onnxruntime {onnxruntime.__version__} has no CUDA provider (pip install 'tieconv[gpu]')"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no GPU"

@@ -6,18 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
-import torch
 
 from tests.gpu.models import Workshop, matrix_bytes
 from tests.gpu.standin import STANDIN, free_bytes
+from tests.lazy import bindings, graph_forward, ort, ort_session, torch
 from tests.onnx.graphs import disk
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.checkpoint.results.parity import ProviderUse
-from tieconv.onnx.ort_session import CPU, CUDA, Session, open_session, preload
-from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.reference.model import Batch
 
 ARENAS = {"exact": "kSameAsRequested", "default": "kNextPowerOfTwo"}
@@ -51,23 +47,25 @@ def warm(workshop: Workshop, provider: str) -> None:
         torch.empty(1, device="cuda")
 
 
-def open_with(graph: Path, provider: str, arena: str, dtype: str) -> Session:
+def open_with(graph: Path, provider: str, arena: str, dtype: str) -> ort_session.Session:
     """A session as parity opens it, with an allocator of choice; one that is not on the provider raises."""
     if provider == "cpu":
-        return open_session(graph, "cpu", precision=dtype)
-    preload(ort)
+        return ort_session.open_session(graph, "cpu", precision=dtype)
+    ort_session.preload(ort)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     asked = {"use_tf32": "0", "arena_extend_strategy": ARENAS[arena]}
-    made = ort.InferenceSession(str(graph), options, providers=[(CUDA, asked), CPU], enable_fallback=0)
-    if made.get_providers()[0] != CUDA:
+    made = ort.InferenceSession(
+        str(graph), options, providers=[(ort_session.CUDA, asked), ort_session.CPU], enable_fallback=0
+    )
+    if made.get_providers()[0] != ort_session.CUDA:
         raise RuntimeError("onnxruntime gave a session on the CPU")
-    return Session(made, ort, ProviderUse("cuda", CUDA))
+    return ort_session.Session(made, ort, ProviderUse("cuda", ort_session.CUDA))
 
 
-def run_once(session: Session, graph: Path) -> None:
+def run_once(session: ort_session.Session, graph: Path) -> None:
     """One token without a past, through the same binding as parity's."""
-    model = GraphModel(session, bind(read_graph(str(graph)), masked=False))
+    model = graph_forward.GraphModel(session, bindings.bind(read_graph(str(graph)), masked=False))
     ids = torch.from_numpy(np.array([[3]], np.int64))
     model.logits(Batch(ids, torch.ones_like(ids)))
 

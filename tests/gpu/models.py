@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-import transformers as tr
-
 import tieconv
+from tests.lazy import session_proof as graph_proof
+from tests.lazy import torch
+from tests.lazy import transformers as tr
 from tests.onnx import exported
 from tests.onnx.export_table import make
 from tests.onnx.exported import ARCHITECTURES
 from tieconv.checkpoint.graph_plan import PRECISIONS
-from tieconv.onnx.write import session_proof as graph_proof
 
 LARGE = "llama-large"
 WIDE = "llama-wide"

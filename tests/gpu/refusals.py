@@ -14,8 +14,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from tests.gpu.models import Workshop
+from tests.lazy import ort_session
 from tieconv.errors import NotRunError
-from tieconv.onnx.ort_session import open_session
 
 CASES = ("no device, cuda", "no device, auto", "a heavy node without a CUDA kernel", "device 1 of one", "memory full")
 QUIET = {"TQDM_DISABLE": "1"}
@@ -90,7 +90,7 @@ def _full(graph: Path, provider: str) -> dict[str, Any]:
         free = torch.cuda.mem_get_info()[0]
         held = [torch.empty(free - FREE, dtype=torch.uint8, device="cuda")]
     try:
-        active = open_session(graph, provider).use.active
+        active = ort_session.open_session(graph, provider).use.active
         return {"case": FULL, "verdict": "ran", "active": active, "reason": None, "hint": None, "held": len(held)}
     except NotRunError as refused:
         return {"case": FULL, "verdict": "not_run", "active": refused.active or None, "reason": refused.message,
@@ -105,7 +105,7 @@ def _heavy(path: Path, provider: str) -> dict[str, Any]:
     graph = helper.make_graph([node], "integer", names, [out])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     try:
-        active = open_session(path, provider).use.active
+        active = ort_session.open_session(path, provider).use.active
         return {"case": CASES[2], "verdict": "ran", "active": active, "reason": None, "hint": None}
     except NotRunError as refused:
         return {"case": CASES[2], "verdict": "not_run", "active": refused.active, "reason": refused.message,

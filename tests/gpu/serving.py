@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from tests.gpu import latency
 from tests.gpu.models import LARGE, Workshop
+from tests.lazy import bindings, graph_forward, ort_session, torch
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.errors import NotRunError
-from tieconv.onnx.ort_session import CPU, CUDA, Session, preload
-from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.reference.model import Batch
 
 FUSED = "attention fused"
@@ -77,7 +74,7 @@ def _captured(workshop: Workshop, precision: str, path: Path) -> Iterator[dict[s
             yield {"sequence": length} | _refused(error)
             continue
         equal = bool(np.array_equal(got, want, equal_nan=True))
-        yield {"sequence": length} | _timed(run, CUDA) | {"equal": equal}
+        yield {"sequence": length} | _timed(run, ort_session.CUDA) | {"equal": equal}
 
 
 def _refused(error: Exception) -> dict[str, Any]:
@@ -91,20 +88,22 @@ def _replayed(run: Callable[[], Any], logits: Callable[[], np.ndarray]) -> np.nd
     return logits()
 
 
-def _open(path: Path) -> Session:
+def _open(path: Path) -> ort_session.Session:
     import onnxruntime as ort
 
     from tieconv.checkpoint.results.parity import ProviderUse
 
-    preload(ort)
+    ort_session.preload(ort)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     asked = {"use_tf32": "0", "enable_cuda_graph": "1"}
-    made = ort.InferenceSession(str(path), options, providers=[(CUDA, asked), CPU], enable_fallback=0)
-    return Session(made, ort, ProviderUse("cuda", CUDA))
+    made = ort.InferenceSession(
+        str(path), options, providers=[(ort_session.CUDA, asked), ort_session.CPU], enable_fallback=0
+    )
+    return ort_session.Session(made, ort, ProviderUse("cuda", ort_session.CUDA))
 
 
-def _plain(session: Session, path: Path, batch: Batch) -> tuple[np.ndarray, list[tuple[list[int], int]]]:
+def _plain(session: ort_session.Session, path: Path, batch: Batch) -> tuple[np.ndarray, list[tuple[list[int], int]]]:
     """The bits of a plain session's logits, and the shape and element type of each output."""
     binding: list[Any] = []
     latency.bound(session, path, batch, binding)()
@@ -122,10 +121,10 @@ def _bits(value: Any) -> np.ndarray:
 
 
 def _bound(
-    session: Session, path: Path, first: Batch, second: Batch, shapes: list[tuple[list[int], int]]
+    session: ort_session.Session, path: Path, first: Batch, second: Batch, shapes: list[tuple[list[int], int]]
 ) -> tuple[Callable[[], Any], Callable[[], np.ndarray]]:
     """A pass whose inputs and outputs stay where they are, and what reads its logits and then gives it other tokens."""
-    model = GraphModel(session, bind(read_graph(str(path)), masked=False))
+    model = graph_forward.GraphModel(session, bindings.bind(read_graph(str(path)), masked=False))
     binding = session.inner.io_binding()
     feeds = model.feeds(first, 0) | model.no_past(first)
     changed = {name: value.numpy().copy() for name, value in model.feeds(second, 0).items()}

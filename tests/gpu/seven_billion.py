@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-import transformers as tr
-
 import tieconv
 from tests.gpu import latency
 from tests.gpu.memory import _free, open_with, run_once
 from tests.gpu.models import SEVEN, Workshop
 from tests.gpu.verdicts import figures, planted_graph
+from tests.lazy import torch
+from tests.lazy import transformers as tr
 from tests.onnx.graphs import disk
 from tieconv.checkpoint.graph_plan import PRECISIONS
 

@@ -14,7 +14,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
-from tieconv.onnx.ort_session import CUDA
+from tests.lazy import ort_session
 
 STANDIN = "standin"
 """What it is called where a provider is chosen."""
@@ -42,7 +42,7 @@ def without_standin() -> str:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"not found: {', '.join(missing)} (a C compiler and binutils)"
-    if CUDA not in onnxruntime.get_available_providers() or not provider_library().is_file():
+    if ort_session.CUDA not in onnxruntime.get_available_providers() or not provider_library().is_file():
         return f"onnxruntime {onnxruntime.__version__} has no CUDA provider (pip install onnxruntime-gpu)"
     if RUNTIME not in needs(provider_library()):
         return f"onnxruntime {onnxruntime.__version__} is not built for CUDA 13, which the stand-in is of"

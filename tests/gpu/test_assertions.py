@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.gpu import test_on_gpu as on_gpu
 from tests.gpu.refusals import CASES
-from tieconv.onnx.ort_session import CPU, CUDA
 
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 VERDICT = {
-    "verdict": "passed", "active": CUDA, "fallback_nodes": 0, "reason": None, "failed": [], "tf32": {"logits": {}},
+    "verdict": "passed", "active": CUDA, "fallback_nodes": 0, "reason": None, "failed": [],
+    "tf32": {"logits": {}},
     "placement": {CUDA: {"Gemm": 1}, CPU: {"Shape": 2}},
 }  # fmt: skip
 FAULT = {"verdict": "failed", "active": CUDA, "failed": ["rms_ratio"], "gates": {}}

@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from tests.gpu import machine, measure, memory
 from tests.gpu.device_faults import DEVICE_FAULTS
 from tests.gpu.job import FORMS_PART, key_of, rows

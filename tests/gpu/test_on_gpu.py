@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.gpu import measure
 from tests.gpu.machine import describe
 from tests.gpu.record import PARTS
 from tests.gpu.refusals import CASES
+from tests.lazy import ort_session
 from tests.onnx.test_export_table import EXPERTS
-from tieconv.onnx.ort_session import CPU, CUDA, HEAVY
 
 pytestmark = pytest.mark.gpu
 STALE = "a stale CUDA graph"
@@ -61,9 +59,9 @@ def test_healthy_graphs_pass(row, key: str) -> None:
     """Every model and precision passed on CUDA, no product, norm or attention on the CPU; fp32 with TF32 apart."""
     name, precision = key.split("/")
     found = row("verdicts", key)
-    assert (found["active"], found["fallback_nodes"]) == (CUDA, 0), found["reason"]
-    assert not HEAVY & set(found["placement"].get(CPU, {}))
-    assert HEAVY & set(found["placement"][CUDA])
+    assert (found["active"], found["fallback_nodes"]) == (ort_session.CUDA, 0), found["reason"]
+    assert not ort_session.HEAVY & set(found["placement"].get(ort_session.CPU, {}))
+    assert ort_session.HEAVY & set(found["placement"][ort_session.CUDA])
     assert (found["tf32"] is not None) == (precision == "fp32")
     if name not in EXPERTS or precision == "fp32":
         assert found["verdict"] == "passed", found["failed"]
@@ -74,7 +72,7 @@ def test_faults_are_caught(row, key: str) -> None:
     """Every planted fault fails on CUDA; a frozen axis before a session is made."""
     found = row("faults", key)
     assert found["verdict"] == "failed", found["gates"]
-    assert found["active"] == CUDA or found["failed"] == ["structure"]
+    assert found["active"] == ort_session.CUDA or found["failed"] == ["structure"]
 
 
 def test_a_stale_cuda_graph_gets_no_verdict(document: dict[str, Any]) -> None:
@@ -99,7 +97,7 @@ def test_faults_of_the_device_are_caught(row, key: str) -> None:
 def test_export_measures_what_is_served(row, key: str) -> None:
     """The command writes a graph in each precision after parity passed on the device."""
     found = row("exports", key)
-    assert (found["exit"], found["verdict"], found["active"]) == (0, "passed", CUDA)
+    assert (found["exit"], found["verdict"], found["active"]) == (0, "passed", ort_session.CUDA)
     assert "model.onnx" in found["written"]
 
 
@@ -147,7 +145,7 @@ def test_no_device_is_no_run(row) -> None:
     assert "CUDA_VISIBLE_DEVICES" in found["reason"]
     assert found["hint"] == "unset CUDA_VISIBLE_DEVICES"
     found = row("refusals", CASES[1])
-    assert (found["exit"], found["active"]) == (0, CPU)
+    assert (found["exit"], found["active"]) == (0, ort_session.CPU)
     assert any("runs on the CPU" in note for note in found["notes"])
 
 
@@ -162,7 +160,7 @@ def test_a_silent_fallback_is_detected(row) -> None:
 def test_the_second_copy(row, key: str) -> None:
     """The device holds the matrix twice in transformers' own export and behind a Transpose, and once else."""
     found = row("memory", key)
-    assert (found["memory"], found["active"]) == ("device", CUDA)
+    assert (found["memory"], found["active"]) == ("device", ort_session.CUDA)
     if found["form"] in ("transformers", "transpose"):
         assert found["beyond_stored"] > 0.9
     else:
@@ -173,6 +171,6 @@ def test_the_second_copy(row, key: str) -> None:
 def test_latency_was_measured(row, key: str) -> None:
     """Medians of many passes on the device."""
     found = row("latency", key)
-    assert found["active"] in (CUDA, "cuda")
+    assert found["active"] in (ort_session.CUDA, "cuda")
     assert found["rounds"] >= 30
     assert 0 < found["low"] <= found["median"] <= found["high"]

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.gpu import measure, memory, standin
 from tests.gpu.record import PLACEMENT
+
+CUDA = "CUDAExecutionProvider"
+
 
 MISSING = [tool for tool in standin.TOOLS if standin.shutil.which(tool) is None]
 compiled = pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)} to build the stand-in with")
@@ -128,9 +129,9 @@ def package(monkeypatch: pytest.MonkeyPatch, folder: Path, providers: list[str],
     ("providers", "cuda", "needed", "why"),
     [
         (["CPUExecutionProvider"], None, ["libcudart.so.13"], "has no CUDA provider"),
-        ([standin.CUDA], None, ["libcudart.so.12"], "not built for CUDA 13"),
-        ([standin.CUDA], "13.0", ["libcudart.so.13"], "take a CPU build of torch"),
-        ([standin.CUDA], None, ["libcudart.so.13"], ""),
+        ([CUDA], None, ["libcudart.so.12"], "not built for CUDA 13"),
+        ([CUDA], "13.0", ["libcudart.so.13"], "take a CPU build of torch"),
+        ([CUDA], None, ["libcudart.so.13"], ""),
     ],
 )
 def test_where_it_cannot_be(
@@ -190,7 +191,7 @@ def test_memory_is_that_of_the_standin(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(memory, "free_bytes", lambda: next(left))
     monkeypatch.setattr(memory, "warm", lambda workshop, provider: None)
     monkeypatch.setattr(memory, "run_once", lambda session, graph: None)
-    session = SimpleNamespace(use=SimpleNamespace(active=standin.CUDA))
+    session = SimpleNamespace(use=SimpleNamespace(active=CUDA))
     monkeypatch.setattr(memory, "open_with", lambda graph, provider, arena, dtype: session)
     (tmp_path / "model.onnx").write_bytes(b"12345")
     workshop: Any = SimpleNamespace(form=lambda precision, form: tmp_path / "model.onnx", small=True)

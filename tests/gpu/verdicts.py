@@ -13,13 +13,12 @@ import tieconv
 from tests.gpu.machine import loaded_libraries
 from tests.gpu.models import Workshop
 from tests.gpu.standin import STANDIN
+from tests.lazy import ort_session, passes
 from tests.onnx import faults
 from tests.onnx.table import FAULTS
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.checkpoint.results.parity import Parity
-from tieconv.onnx.ort_session import open_session
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.passes import shape_nodes, weight_gathers
 
 PRECISION = {dtype: precision for precision, dtype in PRECISIONS.items()}
 BF16 = (
@@ -140,8 +139,10 @@ def placement(path: Path, provider: str, dtype: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for graph in sorted(path.glob("*.onnx")) if path.is_dir() else [path]:
         read = read_graph(str(graph))
-        light = shape_nodes(read)
-        session = open_session(graph, provider, precision=dtype, weight_gathers=weight_gathers(read), shape_nodes=light)
+        light = passes.shape_nodes(read)
+        session = ort_session.open_session(
+            graph, provider, precision=dtype, weight_gathers=passes.weight_gathers(read), shape_nodes=light
+        )
         for part in session.inner.get_provider_graph_assignment_info():
             counts = found.setdefault(str(part.ep_name), Counter())
             counts.update(str(node.op_type) for node in part.get_nodes())

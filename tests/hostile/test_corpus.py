@@ -7,11 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
 
-import jsonschema
 import pytest
 
 import tieconv
@@ -19,10 +17,9 @@ from fixtures.hostile import Case
 from tests.hostile.conftest import Answer, faults_of_text, run, snapshot
 from tests.loops import case
 from tests.patience import HANGS, prompt
+from tests.schemas import validate
 from tieconv.errors import TieconvError
 
-SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.json").read_text())
-VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 LARGE = {"file-many": 5.0}  # honest and large: tests/formats/test_bounds.py measures its peers
 SECONDS = 1.0
 BYTES = 4096
@@ -117,7 +114,7 @@ def test_json(corpus: Mapping[str, Case]) -> None:
     def hold(hostile_file: Case) -> None:
         answer = run("inspect", hostile_file.path, "--json")
         assert answer.code == 0
-        VALIDATOR.validate(json.loads(answer.stdout, parse_constant=no_number))
+        validate(json.loads(answer.stdout, parse_constant=no_number), "inspect")
         assert answer.stdout.isascii() or faults_of_text(answer.stdout) == []
 
     each(corpus, hold, without={name for name, file in corpus.items() if not file.honest} | LARGE.keys())

@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from tests.children import answer, sound
 from tests.hub.conftest import TOKEN, Run, interrupt, refused
 from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
+from tests.lazy import load_file, save_file, torch
 from tests.patience import HANGS
 
 DOWNLOAD = "from huggingface_hub import snapshot_download; print(snapshot_download('org/m'))"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.loops import case
 from tests.patience import examples
 from tieconv.checkpoint.relation import State
 from tieconv.checkpoint.relation.proved import (
@@ -94,16 +95,21 @@ class TestIdentical:
 
 
 class TestTransposed:
-    @pytest.mark.parametrize("dtype", [*FLOAT_DTYPES, "U8", "I32", "C64"])
-    @pytest.mark.parametrize("shape", [(7, 5), (6, 6), (1, 9), (300, 2), (130, 1100), (2, 3000)])
-    def test_by_the_bits_of_every_element(self, dtype: str, shape: tuple[int, int]) -> None:
-        width = BITS[dtype] // 8
-        bits = np.random.default_rng(2).integers(0, 256, (*shape, width), dtype="u1").view(f"<u{width}")[..., 0]
-        expected = State.TRANSPOSED
-        assert relation((dtype, bits), (dtype, bits.T)).state is expected
-        changed = bits.T.copy()
-        changed[-1, shape[0] // 2] ^= 1
-        assert relation((dtype, bits), (dtype, changed)).state is not expected
+    def test_by_the_bits_of_every_element(self) -> None:
+        for shape in [(7, 5), (6, 6), (1, 9), (300, 2), (130, 1100), (2, 3000)]:
+            for dtype in [*FLOAT_DTYPES, "U8", "I32", "C64"]:
+                with case(shape, dtype):
+                    width = BITS[dtype] // 8
+                    bits = (
+                        np.random.default_rng(2)
+                        .integers(0, 256, (*shape, width), dtype="u1")
+                        .view(f"<u{width}")[..., 0]
+                    )
+                    expected = State.TRANSPOSED
+                    assert relation((dtype, bits), (dtype, bits.T)).state is expected
+                    changed = bits.T.copy()
+                    changed[-1, shape[0] // 2] ^= 1
+                    assert relation((dtype, bits), (dtype, changed)).state is not expected
 
     @settings(deadline=None)
     @given(st.integers(1, 70), st.integers(1, 70), st.integers(0, 2**32), st.data())
@@ -210,19 +216,20 @@ FACTORS = [2.0, 0.5, -1.0, -4.0, 2.0**-7, sqrt(32), 1 / sqrt(32), -sqrt(32), 0.3
 
 
 class TestScaled:
-    @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
-    @pytest.mark.parametrize("factor", FACTORS)
-    def test_factor_and_exactness(self, dtype: str, factor: float) -> None:
-        bits = matrix(dtype)
-        product = bits_of(values_of(bits, dtype) * factor, dtype)
-        evidence = relation((dtype, bits), (dtype, product))
-        assert evidence.state is State.SCALED
-        assert (evidence.to_dict()["exact"], evidence.to_dict()["max_ulp"]) == (True, 0)
-        assert evidence.to_dict()["power_of_two"] == (abs(np.frexp(factor)[0]) == 0.5)
-        again = bits_of(values_of(bits, dtype) * evidence.to_dict()["factor"], dtype)
-        assert np.array_equal(again, product)
-        if factor in FACTORS[:8]:
-            assert evidence.to_dict()["factor"] == factor
+    def test_factor_and_exactness(self) -> None:
+        for factor in FACTORS:
+            for dtype in FLOAT_DTYPES:
+                with case(factor, dtype):
+                    bits = matrix(dtype)
+                    product = bits_of(values_of(bits, dtype) * factor, dtype)
+                    evidence = relation((dtype, bits), (dtype, product))
+                    assert evidence.state is State.SCALED
+                    assert (evidence.to_dict()["exact"], evidence.to_dict()["max_ulp"]) == (True, 0)
+                    assert evidence.to_dict()["power_of_two"] == (abs(np.frexp(factor)[0]) == 0.5)
+                    again = bits_of(values_of(bits, dtype) * evidence.to_dict()["factor"], dtype)
+                    assert np.array_equal(again, product)
+                    if factor in FACTORS[:8]:
+                        assert evidence.to_dict()["factor"] == factor
 
     @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
     @pytest.mark.parametrize("width", [2048, 640, 3072])

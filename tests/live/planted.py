@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
-
 from fixtures import zoo
+from tests.lazy import torch
 
 
 def llama(*, tied: bool = True) -> Any:
@@ -15,21 +14,24 @@ def llama(*, tied: bool = True) -> Any:
     return zoo.build("LlamaForCausalLM", tie=tied)
 
 
-class Net(torch.nn.Module):
+def net(*, tied: bool = True) -> torch.nn.Module:
     """A module without config, with the two accessors and one parameter for both."""
 
-    def __init__(self, *, tied: bool = True) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(50, 8)
-        self.out = torch.nn.Linear(8, 50, bias=False)
-        if tied:
-            self.out.weight = self.table.weight
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(50, 8)
+            self.out = torch.nn.Linear(8, 50, bias=False)
+            if tied:
+                self.out.weight = self.table.weight
 
-    def get_input_embeddings(self) -> torch.nn.Module:
-        return self.table
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return self.table
 
-    def get_output_embeddings(self) -> torch.nn.Module:
-        return self.out
+        def get_output_embeddings(self) -> torch.nn.Module:
+            return self.out
+
+    return Net()
 
 
 def replace_embedding(model: Any) -> None:

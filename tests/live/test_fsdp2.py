@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from tests.lazy import torch
 
 pytestmark = pytest.mark.slow
 HEAD = "lm_head.weight"

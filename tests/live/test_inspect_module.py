@@ -11,21 +11,17 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from torch._subclasses import FakeTensorMode  # noqa: E402
-
-import tieconv  # noqa: E402
-from fixtures import zoo  # noqa: E402
-from tests.live import planted  # noqa: E402
-from tests.schemas import validate  # noqa: E402
-from tieconv.checkpoint.inspection import State  # noqa: E402
-from tieconv.checkpoint.weight_file import ByteRange  # noqa: E402
-from tieconv.errors import RefusedError, UnreadableError  # noqa: E402
-from tieconv.integrations.torch import Watch  # noqa: E402
-from tieconv.live.live_tensors import StorageReader, capture, shared_elements, shared_objects  # noqa: E402
-from tieconv.reporters.text.inspect_text import render  # noqa: E402
+import tieconv
+from fixtures import zoo
+from tests.lazy import torch
+from tests.live import planted
+from tests.schemas import validate
+from tieconv.checkpoint.inspection import State
+from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.integrations.torch import Watch
+from tieconv.live.live_tensors import StorageReader, capture, shared_elements, shared_objects
+from tieconv.reporters.text.inspect_text import render
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -178,7 +174,7 @@ def test_to_empty_loses_the_tie() -> None:
 
 def test_a_module_without_config() -> None:
     """Its accessors name the pair."""
-    tied, untied = (tieconv.inspect(planted.Net(tied=tied)) for tied in (True, False))
+    tied, untied = (tieconv.inspect(planted.net(tied=tied)) for tied in (True, False))
     assert tied.live is not None and not tied.live.saves
     assert (state_of(tied, "out.weight"), state_of(untied, "out.weight")) == (State.ALIASED, State.DISTINCT)
     assert tied.head.input_embedding is not None and tied.head.input_embedding.name == "table.weight"
@@ -213,28 +209,28 @@ def test_disk_offload(tmp_path: Path) -> None:
     assert state_of(inspection) is State.UNREAD and codes(inspection) == ["TIE012"]
 
 
-class Quantised(torch.Tensor):
-    """A wrapper subclass, as torchao has them: no storage of its own."""
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Quantised:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32)  # type: ignore[attr-defined]
-
-    def __init__(self, inner: torch.Tensor) -> None:
-        self.inner = inner
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten.detach.default:
-            return cls(args[0].inner)
-        raise NotImplementedError(str(function))
-
-
 def test_a_quantised_head_is_not_compared() -> None:
     """A tensor without plain storage is said to be unread."""
+
+    class Quantised(torch.Tensor):
+        """A wrapper subclass, as torchao has them: no storage of its own."""
+
+        @staticmethod
+        def __new__(cls, inner: torch.Tensor) -> Quantised:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+
+        def __init__(self, inner: torch.Tensor) -> None:
+            self.inner = inner
+
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            return ["inner"], None
+
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten.detach.default:
+                return cls(args[0].inner)
+            raise NotImplementedError(str(function))
+
     model = planted.llama()
     codes_of_head = Quantised(torch.zeros(99, 64, dtype=torch.int8))
     model.lm_head.weight = torch.nn.Parameter(codes_of_head, requires_grad=False)
@@ -250,7 +246,7 @@ def test_embed_and_head_and_depth() -> None:
     second.weight = torch.nn.Parameter(first.weight.detach().clone())
     assert not tieconv.inspect(model).duplicates
     assert len(tieconv.inspect(model, depth="full").duplicates) == 1
-    named = tieconv.inspect(planted.Net(), embed="table.weight", head="out.weight")
+    named = tieconv.inspect(planted.net(), embed="table.weight", head="out.weight")
     assert named.family.named
 
 
@@ -288,16 +284,16 @@ def test_tensors_without_shape_or_values() -> None:
     shapeless["it is a nested tensor"].register_buffer("rows", nested(parts))
     shapeless["nested"].register_buffer("rows", nested(parts, layout=torch.jagged))
     for reason, part in shapeless.items():
-        model = planted.Net()
+        model = planted.net()
         model.part = part
         for act in (tieconv.inspect, tieconv.check, Watch):
             with pytest.raises(RefusedError, match=reason) as caught:
                 act(model)  # type: ignore[operator]
             assert caught.value.message.startswith("part.") and caught.value.command_hint, reason
-    with FakeTensorMode():
-        fake = planted.Net()
+    with torch._subclasses.FakeTensorMode():
+        fake = planted.net()
         inside = tieconv.inspect(fake)
-    freed = planted.Net(tied=False)
+    freed = planted.net(tied=False)
     freed.out.weight.untyped_storage().resize_(0)
     for model, reason in ((fake, "a fake tensor"), (freed, "freed")):
         live = tieconv.inspect(model).live

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from tests.lazy import prune, torch, transformers
+
 safetensors = pytest.importorskip("safetensors")
 
 from huggingface_hub.errors import StrictDataclassClassValidationError  # noqa: E402
-from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import tieconv  # noqa: E402
 from fixtures import zoo  # noqa: E402
@@ -131,9 +130,9 @@ def parametrised(kind: str, *, tie: bool) -> Any:
     elif kind == "prune":
         prune.random_unstructured(head, "weight", 0.3)
     elif kind == "parametrize":
-        parametrize.register_parametrization(head, "weight", torch.nn.Identity())
+        torch.nn.utils.parametrize.register_parametrization(head, "weight", torch.nn.Identity())
     elif kind == "embedding":
-        parametrize.register_parametrization(model.model.embed_tokens, "weight", torch.nn.Identity())
+        torch.nn.utils.parametrize.register_parametrization(model.model.embed_tokens, "weight", torch.nn.Identity())
     else:
         getattr(torch.nn.utils.parametrizations, kind.rpartition(".")[2])(head)
     return model

@@ -11,14 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-
-import tieconv  # noqa: E402
-from tests.live import planted  # noqa: E402
-from tieconv.integrations.pytest import assert_ties  # noqa: E402
-from tieconv.integrations.torch import BrokenTieError, BrokenTieWarning  # noqa: E402
+import tieconv
+from tests.lazy import transformers
+from tests.live import planted
+from tieconv.integrations.pytest import assert_ties
+from tieconv.integrations.torch import BrokenTieError, BrokenTieWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore", "error::tieconv.integrations.torch.BrokenTieWarning")
 

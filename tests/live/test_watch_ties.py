@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-from safetensors.torch import save_file  # noqa: E402
-
-from fixtures import zoo  # noqa: E402
-from tests.live import planted  # noqa: E402
-from tieconv.checkpoint.inspection import Depth, Inspection  # noqa: E402
-from tieconv.errors import UnreadableError  # noqa: E402
-from tieconv.integrations.pytest import assert_ties, tied_model_check  # noqa: E402, F401
-from tieconv.integrations.torch import BrokenTieError, BrokenTieWarning, Watch, watch_ties  # noqa: E402
-from tieconv.opened import inspected  # noqa: E402
+from fixtures import zoo
+from tests.lazy import save_file, torch
+from tests.live import planted
+from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.errors import UnreadableError
+from tieconv.integrations.pytest import assert_ties, tied_model_check  # noqa: F401
+from tieconv.integrations.torch import BrokenTieError, BrokenTieWarning, Watch, watch_ties
+from tieconv.opened import inspected
 
 HEALTHY = (
     "LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration", "BartForConditionalGeneration",
@@ -90,7 +87,7 @@ def test_to_empty_after_meta() -> None:
 
 def test_a_module_without_config() -> None:
     """The identities at the start are what counts."""
-    model = planted.Net()
+    model = planted.net()
     with pytest.raises(BrokenTieError, match=r"out\.weight"), watch_ties(model):
         model.out.weight = torch.nn.Parameter(model.out.weight.detach().clone())
 
@@ -213,7 +210,7 @@ def test_assert_ties() -> None:
 
 def test_the_fixture_remembers(tied_model_check: Callable[[Any], None]) -> None:  # noqa: F811
     """The second call sees that a tie was lost."""
-    model = planted.Net()
+    model = planted.net()
     tied_model_check(model)
     tied_model_check(model)
     model.out.weight = torch.nn.Parameter(model.out.weight.detach().clone())

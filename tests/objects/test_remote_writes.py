@@ -24,7 +24,7 @@ from tieconv import DestinationError, TieconvError, diff, plan_convert, plan_ret
 from tieconv.execute import remote_files as multipart
 from tieconv.execute.remote_files import Limits
 
-pytest.importorskip("boto3", reason="boto3 is not installed: writing to S3 needs it")
+pytestmark = pytest.mark.needs("boto3")
 
 CLAIM = "out/.tieconv-write"
 SMALL = Limits(least=100_000, upload=400_000, copy=300_000)

@@ -11,17 +11,16 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers as tr
-from packaging.version import Version
-
+from tests.lazy import torch
+from tests.lazy import transformers as tr
 from tieconv.reference.model import cache_in
 
 # Asking a class would import its module in each collection of the tests.
-CACHE = "cache" if Version(tr.__version__) >= Version("5.24") else "past_key_values"
+CACHE = "cache" if tuple(map(int, version("transformers").split(".")[:2])) >= (5, 24) else "past_key_values"
 ROWS, WIDTH = 1021, 32  # so many rows that a good part of them is never fed
 STD = 0.15  # the usual 0.02 makes logits so flat that faults hide in them
 

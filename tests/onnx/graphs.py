@@ -7,23 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.torch import save_file
 
+from tests.lazy import ort, save_file, torch, weight_identity
 from tests.onnx.nodes import model, op, save, token_ids
 from tieconv import inspect
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.onnx.parity.graph_file import Graph, Value, read_graph
-from tieconv.onnx.parity.weight_identity import Fold, weight_identity
 from tieconv.sources.local import open_files
 
 ONNX = {
-    torch.float32: TensorProto.FLOAT, torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16,
-    torch.float64: TensorProto.DOUBLE,
+    "torch.float32": TensorProto.FLOAT, "torch.float16": TensorProto.FLOAT16, "torch.bfloat16": TensorProto.BFLOAT16,
+    "torch.float64": TensorProto.DOUBLE,
 }  # fmt: skip
-PLAIN = (Fold("", lambda weight: weight), Fold("rounded", lambda weight: weight))
 
 
 def write_graph(path: Path, weights: Mapping[str, torch.Tensor], *, external: bool = False) -> Path:
@@ -31,9 +27,14 @@ def write_graph(path: Path, weights: Mapping[str, torch.Tensor], *, external: bo
     made = []
     for name, tensor in weights.items():
         raw = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else tensor[None].numpy().tobytes()
-        made.append(helper.make_tensor(name, ONNX[tensor.dtype], list(tensor.shape), raw, raw=True))
+        made.append(helper.make_tensor(name, ONNX[str(tensor.dtype)], list(tensor.shape), raw, raw=True))
     nodes = [op("Identity", "input_ids", "logits")]
     return save(model(nodes, [token_ids()], [token_ids("logits")], made), path, external=external)
+
+
+def unchanged() -> tuple[weight_identity.Fold, ...]:
+    """The folds that keep the values."""
+    return tuple(weight_identity.Fold(name, lambda weight: weight) for name in ("", "rounded"))
 
 
 def identity(
@@ -41,7 +42,7 @@ def identity(
     tensors: Mapping[str, torch.Tensor],
     weights: Mapping[str, torch.Tensor],
     precision: str = "float32",
-    folds: tuple[Fold, ...] = PLAIN,
+    folds: tuple[weight_identity.Fold, ...] | None = None,
     *,
     external: bool = True,
     computed: tuple[torch.Tensor, ...] = (),
@@ -55,7 +56,9 @@ def identity(
     graph: Graph = read_graph(str(write_graph(folder / "g.onnx", weights, external=external)))
     checkpoint = inspect(folder / "m", depth="header").checkpoint
     with open_files(checkpoint.root) as files:
-        return weight_identity(graph, checkpoint, files, precision, folds, (), "embed", computed, offsets or {})
+        return weight_identity.weight_identity(
+            graph, checkpoint, files, precision, folds or unchanged(), (), "embed", computed, offsets or {}
+        )
 
 
 def open_cache() -> Graph:

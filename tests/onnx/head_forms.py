@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 import tieconv as api
+from tests.lazy import ort
 from tests.onnx.nodes import model, op, outside, save, token_ids, value
 
 V, H = 131_072, 1024

@@ -16,13 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import tieconv as api
+from tests.lazy import matmul_nbits_quantizer, ort_quantization, quantise
 from tests.onnx.graphs import tensors, write_optimised
 from tests.onnx.nodes import model, op, save, token_ids, value
-from tieconv.onnx.quantise import Scheme, quantise
 
 V, H = 20_000, 256
 FORMS = ("gemm", "fused", "transpose")
@@ -40,13 +38,13 @@ def build(path: Path) -> Path:
 
 
 def int4(source: Path, to: Path) -> None:
-    quantizer = MatMulNBitsQuantizer(str(source), bits=4, block_size=32, is_symmetric=True)
+    quantizer = matmul_nbits_quantizer.MatMulNBitsQuantizer(str(source), bits=4, block_size=32, is_symmetric=True)
     quantizer.process()
     onnx.save(quantizer.model.model, to)
 
 
 def dynamic(source: Path, to: Path) -> None:
-    quantize_dynamic(source, to, weight_type=QuantType.QUInt8)
+    ort_quantization.quantize_dynamic(source, to, weight_type=ort_quantization.QuantType.QUInt8)
 
 
 QUANTISERS: dict[str, Callable[[Path, Path], None]] = {"MatMulNBitsQuantizer, int4": int4, "quantize_dynamic": dynamic}
@@ -88,8 +86,8 @@ def main() -> None:
                 after = to.with_name(f"deduped-{to.name}")
                 api.plan_graph_dedup(to).execute(after)
                 rows.append(row(f"{form}, then dedup", quantiser, after))
-        for scheme in Scheme:
-            quantise(source.parent, folder / f"{scheme}", scheme)
+        for scheme in quantise.Scheme:
+            quantise.quantise(source.parent, folder / f"{scheme}", scheme)
             to = folder / f"exported-{scheme}.onnx"
             api.plan_graph_dedup(folder / f"{scheme}" / "model.onnx").execute(to)
             model = onnx.load(to)

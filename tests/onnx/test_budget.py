@@ -14,45 +14,24 @@ from unittest.mock import Mock
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tieconv
+from tests.lazy import adapter, batches, ir, judge, measured_pair, ort, passes, torch, validate
+from tests.lazy import bindings as graph_bindings
+from tests.lazy import float64 as wide
+from tests.loops import case
 from tests.onnx import exported, faults
 from tests.onnx.exported import make
 from tests.onnx.planted import arithmetic
 from tests.onnx.real_faults import FAULTS, FILE, UNSEEN
 from tieconv import inspect
 from tieconv.api.graphs import seconds_of
-from tieconv.onnx.export.adapter import start_ranges
-from tieconv.onnx.parity.batches import (
-    BEYOND,
-    LONG,
-    Cell,
-    Layout,
-    cells,
-    embedding_cells,
-    first_cells,
-    full_cells,
-    single_seed_cells,
-    stepped,
-)
-from tieconv.onnx.parity.bindings import Bindings, Kind, Padding
-from tieconv.onnx.parity.judge import Errors, Judged
-from tieconv.onnx.parity.measured_pair import WIDEST, Subject, Wishes, planned_prompt, planned_window, reference_bytes
-from tieconv.onnx.parity.passes import make_work, pieces, run_model
-from tieconv.onnx.parity.validate import _tokens
-from tieconv.reference import float64 as wide
 from tieconv.reference.model import Batch, load
 from tieconv.reference.packages import need
 from tieconv.reference.windows import position_limit
-
-pytest.importorskip("torch")
-
 
 LARGE = 1 << 20
 BATCHES = Path(__file__).with_name("batches.json")
@@ -68,76 +47,100 @@ def test_a_budget_is_a_time() -> None:
             seconds_of(text)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_more_seconds_feed_more(kind: Kind) -> None:
+def test_more_seconds_feed_more() -> None:
     """Every budget has the first cases, a larger one has those of a smaller one, and the rest is said."""
-    work = make_work(Bindings(kind, {}, (), (), "logits"), SimpleNamespace(vocab_size=99))
-    work = replace(work, weights=10**9, ids=tuple(range(99)), first_ids=(0, 98))
-    least, every = (replace(work, seconds=seconds) for seconds in (0.0, math.inf))
-    enough = sum(cell.seconds(10**9) for cell in least.cells) + 20
-    some = replace(work, seconds=enough)
-    assert least.cells[:3] == list(first_cells(kind, 1 << 30, holes=work.holes))[:3]
-    assert len(least.cells) < len(some.cells) < len(every.cells)
-    assert set(least.cells) < set(some.cells) < set(every.cells) == {*some.cells, *some.left_out}
-    assert every.left_out == []
-    assert sum(cell.seconds(10**9) for cell in some.cells) <= enough
+    for kind in graph_bindings.Kind:
+        with case(kind):
+            work = passes.make_work(graph_bindings.Bindings(kind, {}, (), (), "logits"), SimpleNamespace(vocab_size=99))
+            work = replace(work, weights=10**9, ids=tuple(range(99)), first_ids=(0, 98))
+            least, every = (replace(work, seconds=seconds) for seconds in (0.0, math.inf))
+            enough = sum(cell.seconds(10**9) for cell in least.cells) + 20
+            some = replace(work, seconds=enough)
+            assert least.cells[:3] == list(batches.first_cells(kind, 1 << 30, holes=work.holes))[:3]
+            assert len(least.cells) < len(some.cells) < len(every.cells)
+            assert set(least.cells) < set(some.cells) < set(every.cells) == {*some.cells, *some.left_out}
+            assert every.left_out == []
+            assert sum(cell.seconds(10**9) for cell in some.cells) <= enough
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_full_budget_feeds_one_prompt_of_all_positions(kind: Kind) -> None:
+def test_a_full_budget_feeds_one_prompt_of_all_positions() -> None:
     """More seconds alone do not. The report says what they leave out, also of a model with too many positions."""
-    config = SimpleNamespace(vocab_size=99, max_position_embeddings=256)
-    full = replace(make_work(Bindings(kind, {}, (), (), "logits"), config), prompt=256)
-    usual = replace(full, full=False)
-    assert max(map(full.tokens, full.cells)) == full.longest == 256 and full.left_out == []
-    assert max(map(usual.tokens, usual.cells)) == LONG and max(map(usual.tokens, usual.left_out)) == 256
-    assert {cell.batch for cell in full.cells} - {cell.batch for cell in usual.cells} == {16}
-    assert set(full.cells) - set(usual.cells) == set(usual.left_out)
-    assert all(cell.judged <= LONG for cell in full.cells)
-    fixed = replace(full, own_shape=(2, 7, 0))
-    assert {cell.length for cell in fixed.cells} == {7} and fixed.left_out == []
-    short = replace(full, config=SimpleNamespace(vocab_size=99, max_position_embeddings=9), prompt=0)
-    assert max((short.tokens(cell) for cell in short.cells if cell.batch == 16), default=0) <= 9
-    for work, left in ((full, {}), (replace(full, prompt=0), {"longer prompts": 1}), (fixed, {})):
-        assert dict(Judged("float32", (), dict.fromkeys(work.cells, Errors()), {}, 0).fed(work).left_out) == left
+    for kind in graph_bindings.Kind:
+        with case(kind):
+            config = SimpleNamespace(vocab_size=99, max_position_embeddings=256)
+            full = replace(passes.make_work(graph_bindings.Bindings(kind, {}, (), (), "logits"), config), prompt=256)
+            usual = replace(full, full=False)
+            assert max(map(full.tokens, full.cells)) == full.longest == 256 and full.left_out == []
+            assert max(map(usual.tokens, usual.cells)) == batches.LONG and max(map(usual.tokens, usual.left_out)) == 256
+            assert {cell.batch for cell in full.cells} - {cell.batch for cell in usual.cells} == {16}
+            assert set(full.cells) - set(usual.cells) == set(usual.left_out)
+            assert all(cell.judged <= batches.LONG for cell in full.cells)
+            fixed = replace(full, own_shape=(2, 7, 0))
+            assert {cell.length for cell in fixed.cells} == {7} and fixed.left_out == []
+            short = replace(full, config=SimpleNamespace(vocab_size=99, max_position_embeddings=9), prompt=0)
+            assert max((short.tokens(cell) for cell in short.cells if cell.batch == 16), default=0) <= 9
+            for work, left in ((full, {}), (replace(full, prompt=0), {"longer prompts": 1}), (fixed, {})):
+                assert (
+                    dict(
+                        judge.Judged("float32", (), dict.fromkeys(work.cells, judge.Errors()), {}, 0).fed(work).left_out
+                    )
+                    == left
+                )
 
 
 def test_a_prompt_that_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory, more positions than a full budget feeds, and so few that the usual batches fill them."""
     made = subject(tmp_path, 48)
     monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: FREE)
-    assert [planned_prompt(made, longest) for longest in (LONG, 2048, 2049)] == [(0, ""), (2048, ""), (0, "")]
+    assert [measured_pair.planned_prompt(made, longest) for longest in (batches.LONG, 2048, 2049)] == [
+        (0, ""),
+        (2048, ""),
+        (0, ""),
+    ]
     monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: 10**8)
     note = "a prompt of 2,048 tokens needs 285 MB of memory, but only 100 MB is free: it is not fed"
-    assert planned_prompt(made, 2048) == (0, note)
+    assert measured_pair.planned_prompt(made, 2048) == (0, note)
 
 
 def test_a_small_model_gets_all_cases() -> None:
     """Without a budget, all cases of a small model take less than its export; a large one gets the first."""
-    bindings, config = Bindings(Kind.CACHED, {}, (), (), "logits"), SimpleNamespace(vocab_size=99)
+    bindings, config = (
+        graph_bindings.Bindings(graph_bindings.Kind.CACHED, {}, (), (), "logits"),
+        SimpleNamespace(vocab_size=99),
+    )
     for weights, complete in ((10**5, True), (135 * 10**6, False)):
-        work = replace(make_work(bindings, config), weights=weights, seconds=Wishes().seconds(weights))
+        work = replace(
+            passes.make_work(bindings, config), weights=weights, seconds=measured_pair.Wishes().seconds(weights)
+        )
         assert (work.left_out == []) is complete
-        assert complete or work.cells == list(first_cells(Kind.CACHED, 1 << 30, holes=work.holes))
+        assert complete or work.cells == list(
+            batches.first_cells(graph_bindings.Kind.CACHED, 1 << 30, holes=work.holes)
+        )
 
 
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("longest", [3, 9, 17, 100, LARGE])
-@pytest.mark.parametrize("where", Padding)
-def test_the_first_cases_fit(kind: Kind, longest: int, where: Padding) -> None:
+def test_the_first_cases_fit() -> None:
     """No case has more tokens than the model has positions, and the pieces of a case are all its tokens."""
-    made = list(first_cells(kind, longest, where))
-    assert max(max(cell.past, cell.sequence) for cell in made) <= min(LONG, longest)
-    for cell in made:
-        assert not kind.steps or sum(pieces(cell, kind)) == (cell.sequence if kind.encodes else cell.length)
-        assert not cell.padding or where is not Padding.NONE
-    if longest == LARGE and where is not Padding.NONE:
-        six = next(cell for cell in made if cell.batch == 6)
-        assert len({str(six.masked(row, 16)) for row in range(6)}) == 6
-        assert (six.layout is Layout.LEFT) == (kind in (Kind.CACHED, Kind.PLAIN) and where is not Padding.FRONT)
+    for where in graph_bindings.Padding:
+        for longest in [3, 9, 17, 100, LARGE]:
+            for kind in graph_bindings.Kind:
+                with case(where, longest, kind):
+                    made = list(batches.first_cells(kind, longest, where))
+                    assert max(max(cell.past, cell.sequence) for cell in made) <= min(batches.LONG, longest)
+                    for cell in made:
+                        assert not kind.steps or sum(passes.pieces(cell, kind)) == (
+                            cell.sequence if kind.encodes else cell.length
+                        )
+                        assert not cell.padding or where is not graph_bindings.Padding.NONE
+                    if longest == LARGE and where is not graph_bindings.Padding.NONE:
+                        six = next(cell for cell in made if cell.batch == 6)
+                        assert len({str(six.masked(row, 16)) for row in range(6)}) == 6
+                        assert (six.layout is batches.Layout.LEFT) == (
+                            kind in (graph_bindings.Kind.CACHED, graph_bindings.Kind.PLAIN)
+                            and where is not graph_bindings.Padding.FRONT
+                        )
 
 
-def described(cell: Cell) -> str:
+def described(cell: batches.Cell) -> str:
     """One batch as a line: rows × tokens after the past, its padding, and how it is fed."""
     words = [f"{cell.batch} × {cell.sequence} after {cell.past}", f"padding {cell.padding}, {cell.layout}"]
     words += [f"seed {cell.seed}", f"steps {cell.steps}", f"judged {cell.judged}", f"later {list(cell.later)}"]
@@ -147,20 +150,23 @@ def described(cell: Cell) -> str:
 def every_batch() -> dict[str, list[str]]:
     """The batches of each kind of graph, by the positions of its model and the side that it pads on."""
     every = {}
-    for kind in Kind:
+    for kind in graph_bindings.Kind:
         for longest, where in (
-            (LARGE, Padding.FRONT),
-            (200, Padding.FRONT),
-            (20, Padding.FRONT),
-            (LARGE, Padding.BEHIND),
-            (9, Padding.NONE),
+            (LARGE, graph_bindings.Padding.FRONT),
+            (200, graph_bindings.Padding.FRONT),
+            (20, graph_bindings.Padding.FRONT),
+            (LARGE, graph_bindings.Padding.BEHIND),
+            (9, graph_bindings.Padding.NONE),
         ):
-            made = [*first_cells(kind, longest, where, holes=longest > 20), *cells(kind, longest, where)]
-            made += single_seed_cells(kind, longest, where, holes=longest > 20, window=12, length=19, batch=7)
-            made += stepped(longest, where, kind)
-            if kind is Kind.CACHED:
-                made += embedding_cells(longest, where, blocks=True)
-            made += full_cells(kind, longest if longest == 200 else 0, where)
+            made = [
+                *batches.first_cells(kind, longest, where, holes=longest > 20),
+                *batches.cells(kind, longest, where),
+            ]
+            made += batches.single_seed_cells(kind, longest, where, holes=longest > 20, window=12, length=19, batch=7)
+            made += batches.stepped(longest, where, kind)
+            if kind is graph_bindings.Kind.CACHED:
+                made += batches.embedding_cells(longest, where, blocks=True)
+            made += batches.full_cells(kind, longest if longest == 200 else 0, where)
             every[f"{kind.name}, {longest} positions, {where}"] = [described(cell) for cell in made]
     return every
 
@@ -266,51 +272,61 @@ def test_the_wait_policy_of_the_user_is_left(monkeypatch: pytest.MonkeyPatch) ->
 FREE = 1 << 30
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_long_sequence_and_six_rows(kind: Kind) -> None:
+def test_a_long_sequence_and_six_rows() -> None:
     """Every kind has a sequence of 144 tokens, and six rows with as many different masks."""
-    made = list(single_seed_cells(kind, 1 << 20))
-    assert max(max(cell.past, cell.sequence) for cell in made) == LONG >= 128
-    six = [cell for cell in made if cell.batch == 6]
-    assert six and all(len({str(cell.masked(row, 14)) for row in range(6)}) == 6 for cell in six)
-    longer = {cell.length for cell in single_seed_cells(kind, 100)} if not kind.encodes else {100}
-    assert max(longer) == 100
+    for kind in graph_bindings.Kind:
+        with case(kind):
+            made = list(batches.single_seed_cells(kind, 1 << 20))
+            assert max(max(cell.past, cell.sequence) for cell in made) == batches.LONG >= 128
+            six = [cell for cell in made if cell.batch == 6]
+            assert six and all(len({str(cell.masked(row, 14)) for row in range(6)}) == 6 for cell in six)
+            longer = {cell.length for cell in batches.single_seed_cells(kind, 100)} if not kind.encodes else {100}
+            assert max(longer) == 100
 
 
-@pytest.mark.parametrize("window", [1, 4, 20, 48, 512, WIDEST])
-def test_a_window_is_crossed(window: int) -> None:
+def test_a_window_is_crossed() -> None:
     """One pass and cached steps begin before the end of the window and end behind it, if nothing shorter does."""
-    made = list(single_seed_cells(Kind.CACHED, 1 << 20, window=window))
-    assert max(cell.sequence for cell in made if not cell.past) >= window + BEYOND
-    stepped = [cell for cell in made if cell.steps]
-    assert all(cell.past < window + 1 and cell.length >= window + BEYOND for cell in stepped)
-    assert bool(stepped) == (window != 20)  # the prompt of five with 32 steps crosses this one
-    assert all(pieces(cell, Kind.CACHED) == (cell.past, *[1] * cell.steps) for cell in stepped)
-    long = [cell for cell in made if cell.sequence > LONG]
-    assert all(cell.judged == 2 * BEYOND for cell in long)
+    for window in [1, 4, 20, 48, 512, measured_pair.WIDEST]:
+        with case(window):
+            made = list(batches.single_seed_cells(graph_bindings.Kind.CACHED, 1 << 20, window=window))
+            assert max(cell.sequence for cell in made if not cell.past) >= window + batches.BEYOND
+            stepped = [cell for cell in made if cell.steps]
+            assert all(cell.past < window + 1 and cell.length >= window + batches.BEYOND for cell in stepped)
+            assert bool(stepped) == (window != 20)  # the prompt of five with 32 steps crosses this one
+            assert all(
+                passes.pieces(cell, graph_bindings.Kind.CACHED) == (cell.past, *[1] * cell.steps) for cell in stepped
+            )
+            long = [cell for cell in made if cell.sequence > batches.LONG]
+            assert all(cell.judged == 2 * batches.BEYOND for cell in long)
 
 
 def test_a_window_beyond_the_positions_is_not_crossed() -> None:
     """A model of 40 positions cannot leave a window of 48."""
-    assert not [cell for cell in single_seed_cells(Kind.CACHED, 40, window=48) if cell.steps or cell.judged_last]
+    assert not [
+        cell
+        for cell in batches.single_seed_cells(graph_bindings.Kind.CACHED, 40, window=48)
+        if cell.steps or cell.judged_last
+    ]
 
 
-def subject(tmp_path: Path, window: int) -> Subject:
+def subject(tmp_path: Path, window: int) -> measured_pair.Subject:
     make("mistral-48").save_pretrained(tmp_path)
     config = SimpleNamespace(sliding_window=window, num_attention_heads=4, vocab_size=1021)
-    return Subject(None, inspect(tmp_path, depth="header"), "cpu", "float32", None, config)  # type: ignore[arg-type]
+    return measured_pair.Subject(None, inspect(tmp_path, depth="header"), "cpu", "float32", None, config)  # type: ignore[arg-type]
 
 
 def test_a_window_that_is_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window wider than the limit, and one whose sequence does not fit into memory."""
     monkeypatch.setattr("tieconv.onnx.parity.measured_pair.available_memory", lambda: FREE)
-    assert planned_window(subject(tmp_path, 48)) == (48, "")
-    window, note = planned_window(subject(tmp_path, WIDEST + 1))
+    assert measured_pair.planned_window(subject(tmp_path, 48)) == (48, "")
+    window, note = measured_pair.planned_window(subject(tmp_path, measured_pair.WIDEST + 1))
     assert (window, "4097 tokens was not measured" in note) == (0, True)
-    window, note = planned_window(subject(tmp_path, WIDEST))
+    window, note = measured_pair.planned_window(subject(tmp_path, measured_pair.WIDEST))
     assert (window, "needs 1.11 GB of memory, but only 1.07 GB is free" in note) == (0, True), note
     wide = subject(tmp_path, 48)
-    assert reference_bytes(wide, 100) == reference_bytes(wide, 0) + 8 * (100 * 1021 + 2 * 4 * 100 * 100)
+    assert measured_pair.reference_bytes(wide, 100) == measured_pair.reference_bytes(wide, 0) + 8 * (
+        100 * 1021 + 2 * 4 * 100 * 100
+    )
 
 
 def test_positions_that_begin_after_the_padding() -> None:
@@ -327,7 +343,7 @@ def test_positions_under_a_key_of_the_class() -> None:
     config = SimpleNamespace(max_seq_len=16, vocab_size=99)
     model = SimpleNamespace(logits=lambda batch: torch.zeros(*batch.ids.shape, 99))
     assert position_limit(config) == 16
-    tokens = _tokens(SimpleNamespace(config=config), model, Kind.CACHED, None)  # type: ignore[arg-type]
+    tokens = validate._tokens(SimpleNamespace(config=config), model, graph_bindings.Kind.CACHED, None)  # type: ignore[arg-type]
     assert tokens is not None
     assert tokens.ids.shape == (8, 16)
 
@@ -336,8 +352,8 @@ def test_the_reference_runs_once_for_the_same_tokens(tmp_path: Path, monkeypatch
     """A sequence in one pass and in steps is one batch of the reference, and only the judged logits are computed."""
     made = subject(tmp_path, 48)
     model = load(str(tmp_path), made.evidence.checkpoint.config_values, "float64")
-    bindings = Bindings(Kind.CACHED, {}, (), (), "logits")
-    work = make_work(bindings, model.model.config, 48)
+    bindings = graph_bindings.Bindings(graph_bindings.Kind.CACHED, {}, (), (), "logits")
+    work = passes.make_work(bindings, model.model.config, 48)
     seen: list[Any] = []
     stored: dict[object, torch.Tensor] = {}
     genuine = model.logits
@@ -347,7 +363,7 @@ def test_the_reference_runs_once_for_the_same_tokens(tmp_path: Path, monkeypatch
         return genuine(batch, last)
 
     monkeypatch.setattr(model, "logits", logits)
-    run_model(model, work, SimpleNamespace(put=stored.__setitem__), "reference")  # type: ignore[arg-type]
+    passes.run_model(model, work, SimpleNamespace(put=stored.__setitem__), "reference")  # type: ignore[arg-type]
     assert len(seen) < len(work.cells) == len(stored)
     assert seen.count(((1, 128), 128)) == 1
     for cell in work.cells:
@@ -356,19 +372,16 @@ def test_the_reference_runs_once_for_the_same_tokens(tmp_path: Path, monkeypatch
     assert replace(work, window=0).cells != work.cells
 
 
-INT64 = ir.TensorType(ir.DataType.INT64)
-FLOAT = ir.TensorType(ir.DataType.FLOAT)
-
-
-def constant(name: str, number: float, kind: ir.TensorType = INT64) -> ir.Value:
-    made = ir.tensor(np.array(number, np.int64 if kind == INT64 else np.float32), name=name)
+def constant(name: str, number: float, kind: ir.TensorType) -> ir.Value:
+    made = ir.tensor(np.array(number, kind.dtype.numpy()), name=name)
     return ir.Value(name=name, shape=ir.Shape([]), type=kind, const_value=made)
 
 
 def summed(
-    *, first: float = 0, step: float = 1, shape: tuple[int, ...] = (), kind: ir.TensorType = INT64, turned: bool = False
+    *, first: float = 0, step: float = 1, shape: tuple[int, ...] = (), dtype: str = "INT64", turned: bool = False
 ) -> ir.Model:
     """Add(Range(first, length, step), past), with a past of this shape."""
+    kind = ir.TensorType(ir.DataType[dtype])
     length = ir.Value(name="length", shape=ir.Shape([]), type=kind)
     past = ir.Value(name="past", shape=ir.Shape(shape), type=kind)
     bounds = [constant("first", first, kind), constant("step", step, kind)]
@@ -396,7 +409,7 @@ def test_the_numbers_are_the_same(length: int, past: int, turned: bool) -> None:
     """For any length and any past, on either side of the sum; the sum of the range is gone."""
     model = summed(turned=turned)
     want = computed(model, length, past)
-    assert start_ranges(model) == 1
+    assert adapter.start_ranges(model) == 1
     assert [node.op_type for node in model.graph] == ["Add", "Range", "Identity"]
     got = computed(model, length, past)
     assert (got.dtype, got.tolist()) == (want.dtype, want.tolist())
@@ -404,14 +417,14 @@ def test_the_numbers_are_the_same(length: int, past: int, turned: bool) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"first": 2}, {"step": 2}, {"shape": (1,)}, {"shape": (1, 1)}, {"kind": FLOAT}],
+    [{"first": 2}, {"step": 2}, {"shape": (1,)}, {"shape": (1, 1)}, {"dtype": "FLOAT"}],
     ids=["starts elsewhere", "another step", "an axis", "two axes", "floats"],
 )
 def test_another_sum_stays(more: dict) -> None:
     """A range that does not count from 0 by 1, a summand with axes, and floats, which would round differently."""
     model = summed(**more)
     before = ir.to_proto(model).SerializeToString()
-    assert start_ranges(model) == 0
+    assert adapter.start_ranges(model) == 0
     assert ir.to_proto(model).SerializeToString() == before
 
 
@@ -420,7 +433,7 @@ def test_a_sum_that_is_an_output_stays() -> None:
     model = summed()
     total = model.graph[1].outputs[0]
     model.graph.outputs[0] = total
-    assert start_ranges(model) == 0
+    assert adapter.start_ranges(model) == 0
 
 
 def test_an_export_computes_no_positions_from_a_range_and_a_length(tmp_path: Path) -> None:

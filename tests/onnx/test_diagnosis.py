@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.lazy import ort_session
 from tests.loops import case
 from tieconv.install import install_command
-from tieconv.onnx.ort_session import diagnose
 
 INSTALL = install_command("gpu", upgrade=True)
 LOADED = "undefined symbol: Provider_GetHost"
@@ -82,7 +82,7 @@ def test_each_cause(runtime: SimpleNamespace) -> None:
     """What is missing or too old is named, and the extra that brings it; no wheel brings a driver."""
     for said, answers, code, why, hint in CAUSES:
         with case(said, answers):
-            found = diagnose(runtime, load=loader(said, **answers))
+            found = ort_session.diagnose(runtime, load=loader(said, **answers))
             assert found.code == f"session.{code}"
             assert why in found.why
             assert hint in found.hint
@@ -92,7 +92,7 @@ def test_each_cause(runtime: SimpleNamespace) -> None:
 def test_another_major_of_cuda(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch came with CUDA 12, onnxruntime wants 13: both majors are named."""
     monkeypatch.setattr("tieconv.onnx.ort_session._torch_cuda", lambda: "12.8")
-    found = diagnose(runtime, load=loader(ABSENT.format("libcublasLt.so.13")))
+    found = ort_session.diagnose(runtime, load=loader(ABSENT.format("libcublasLt.so.13")))
     assert found.code == "session.cuda-major"
     assert "torch installs CUDA 12.8" in found.why
     assert found.hint.startswith(INSTALL)
@@ -100,30 +100,32 @@ def test_another_major_of_cuda(runtime: SimpleNamespace, monkeypatch: pytest.Mon
 
 def test_an_error_of_the_driver(runtime: SimpleNamespace) -> None:
     """onnxruntime's own words tell of an old driver too."""
-    found = diagnose(runtime, "CUDA failure 35: insufficient", load=loader(version=12020))
+    found = ort_session.diagnose(runtime, "CUDA failure 35: insufficient", load=loader(version=12020))
     assert "supports CUDA 12.2" in found.why
 
 
 @pytest.mark.parametrize("answers", [{"status": 100}, {"count": 0}])
 def test_no_device(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, answers: dict[str, int]) -> None:
     """A driver without a GPU; where the variable hides it, the variable is what to change."""
-    found = diagnose(runtime, load=loader(**answers))
+    found = ort_session.diagnose(runtime, load=loader(**answers))
     assert (found.code, "--gpus all" in found.hint) == ("session.no-device", True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert diagnose(runtime, load=loader(**answers)).hint == "unset CUDA_VISIBLE_DEVICES"
+    assert ort_session.diagnose(runtime, load=loader(**answers)).hint == "unset CUDA_VISIBLE_DEVICES"
 
 
 def test_a_package_without_its_library(runtime: SimpleNamespace, tmp_path: Path) -> None:
     """The file is not in the package."""
     for path in (tmp_path / "capi").iterdir():
         path.unlink()
-    assert diagnose(runtime, load=loader()).code == "session.incomplete"
+    assert ort_session.diagnose(runtime, load=loader()).code == "session.incomplete"
 
 
 def test_nothing_is_found(runtime: SimpleNamespace) -> None:
     """Where all is in place, what onnxruntime said is passed on, and how it is made to say more."""
     said = "[ONNXRuntimeError] : 1 : FAIL : cuda_call.cc:154 void CudaCall() [with THRW = true] "
-    found = diagnose(runtime, said + "CUBLAS failure 3: the resource allocation failed ; GPU=0", load=loader())
+    found = ort_session.diagnose(
+        runtime, said + "CUBLAS failure 3: the resource allocation failed ; GPU=0", load=loader()
+    )
     assert found.why == "CUBLAS failure 3: the resource allocation failed"
-    assert diagnose(runtime, "another reason", load=loader()).why == "another reason"
+    assert ort_session.diagnose(runtime, "another reason", load=loader()).why == "another reason"
     assert "print_debug_info" in found.hint

@@ -14,29 +14,22 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
-from safetensors.torch import load_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import configure, editing, snapshot
+from tests.lazy import adapter, bindings, carry_out, ir, load_file, sample_inputs, torch
+from tests.lazy import adapter as export_adapter
 from tests.onnx import faults, recorded
 from tests.onnx.conftest import Replay
 from tests.onnx.exported import CACHE, ROWS, WIDTH, Exported
 from tests.onnx.graphs import copies
 from tests.schemas import validate
 from tieconv.errors import RefusedError, WriteFailedError
-from tieconv.onnx.export import adapter as export_adapter
-from tieconv.onnx.export.adapter import name_axes
-from tieconv.onnx.export.carry_out import join_ties, tied_names
-from tieconv.onnx.export.sample_inputs import kind_of, sample
-from tieconv.onnx.parity.bindings import Kind
 from tieconv.reference.model import Reference, load, load_config
 from tieconv.reporters.html.parity_page import render as render_page
 from tieconv.reporters.text.parity_text import render_parity
-
-torch = pytest.importorskip("torch")
 
 
 def embeddings(model: Path) -> list[Any]:
@@ -101,7 +94,7 @@ def test_export(exported: Callable[..., Exported], tmp_path: Path, monkeypatch: 
 
     config = json.loads((source / "config.json").read_text())
     reference = load(str(source), config, "float32")
-    given = sample(reference, Kind.CACHED, load_config(str(source)))
+    given = sample_inputs.sample(reference, bindings.Kind.CACHED, load_config(str(source)))
     with torch.no_grad():
         wanted = reference.model(**copy.deepcopy(given)).logits
     found = ExportedModel.from_pretrained(out)(**given).logits
@@ -338,7 +331,7 @@ def test_a_tied_pair_becomes_one_parameter(models: Path, name: str) -> None:
     reference = loaded(models / name)
     model = reference.model
     model.lm_head.weight = torch.nn.Parameter(model.get_input_embeddings().weight.detach().clone())
-    joined = join_ties(model, tieconv.inspect(models / name))
+    joined = carry_out.join_ties(model, tieconv.inspect(models / name))
     assert joined == (("model.embed_tokens.weight", "lm_head.weight"),)
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
@@ -347,7 +340,7 @@ def test_other_names_of_the_base_model(models: Path) -> None:
     """A checkpoint without the base model's prefix names the same parameters."""
     model = loaded(models / "gpt2-unprefixed").model
     model.lm_head.weight = torch.nn.Parameter(model.transformer.wte.weight.detach().clone())
-    join_ties(model, tieconv.inspect(models / "gpt2-unprefixed"))
+    carry_out.join_ties(model, tieconv.inspect(models / "gpt2-unprefixed"))
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
@@ -355,9 +348,9 @@ def test_other_names_of_the_base_model(models: Path) -> None:
 def test_other_pairs_stay_two(models: Path, name: str) -> None:
     """Tensors that differ are not joined."""
     evidence = tieconv.inspect(models / name)
-    assert tied_names(evidence) == ()
+    assert carry_out.tied_names(evidence) == ()
     model = loaded(models / "llama-untied").model
-    assert join_ties(model, evidence) == ()
+    assert carry_out.join_ties(model, evidence) == ()
     assert model.lm_head.weight is not model.model.embed_tokens.weight
 
 
@@ -368,7 +361,7 @@ def test_a_loader_that_changed_a_copy_is_seen(models: Path) -> None:
     model.model.embed_tokens.weight.data[0, 0] = 0.0
     other[0, 0] = -0.0
     model.lm_head.weight = torch.nn.Parameter(other)
-    join_ties(model, tieconv.inspect(models / "llama-duplicated"))
+    carry_out.join_ties(model, tieconv.inspect(models / "llama-duplicated"))
     assert model.lm_head.weight is not model.model.embed_tokens.weight
 
 
@@ -376,8 +369,8 @@ def test_a_loader_that_changed_a_copy_is_seen(models: Path) -> None:
 def test_no_side_of_a_sample_is_frozen_or_joined(models: Path, name: str) -> None:
     """Sides of 1 and sides that are equal by chance are what a tracer makes constant: there are none."""
     reference = loaded(models / name)
-    kind = kind_of(reference.model)
-    given = sample(reference, kind, load_config(str(models / name)))
+    kind = sample_inputs.kind_of(reference.model)
+    given = sample_inputs.sample(reference, kind, load_config(str(models / name)))
     assert "attention_mask" in given
     assert given.get("use_cache") is {"llama-tied": True, "bert-mlm": None}.get(name, False)
     for value in given.values():
@@ -405,7 +398,7 @@ def test_axes_have_names() -> None:
     node = ir.node("Identity", [inputs[0]])
     node.outputs[0].shape = ir.Shape(["s44", "s36 + s70", "s9", "7"])
     graph = ir.Graph(inputs, [node.outputs[0]], nodes=[node], opset_imports={"": 20})
-    name_axes(ir.Model(graph, ir_version=10))
+    adapter.name_axes(ir.Model(graph, ir_version=10))
     shapes = ["[batch,sequence]", "[batch,past_sequence + sequence]", "[batch,2,past_sequence,8]"]
     assert [str(found.shape) for found in inputs] == shapes
     assert str(node.outputs[0].shape) == "[batch,past_sequence + sequence,s9,7]"
@@ -494,9 +487,10 @@ def test_an_exporter_that_gives_a_program(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not graph[0].metadata_props
 
 
-@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.INT64], ids=str)
-def test_a_transposed_weight_is_copied_in_order_when_it_is_written(dtype: ir.DataType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["FLOAT", "BFLOAT16", "INT64"])
+def test_a_transposed_weight_is_copied_in_order_when_it_is_written(kind: str, tmp_path: Path) -> None:
     """onnx-ir 1.1.0 writes such an array element by element, which takes long and cannot be interrupted."""
+    dtype = ir.DataType[kind]
     weight = np.arange(24).reshape(2, 3, 4).astype(dtype.numpy())
     views = {"row": weight[0], "matrix": weight[0].T, "experts": weight.swapaxes(1, 2), "flipped": weight[:, ::-1]}
     values = [ir.Value(name=name, const_value=ir.Tensor(view, dtype, name=name)) for name, view in views.items()]
@@ -510,12 +504,14 @@ def test_a_transposed_weight_is_copied_in_order_when_it_is_written(dtype: ir.Dat
         assert tensor and tensor.dtype == dtype and np.array_equal(tensor.numpy(), view)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_a_large_weight_is_written_in_slices(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_a_large_weight_is_written_in_slices(dtype: str, tmp_path: Path) -> None:
     """Ctrl-C waits for one of them. The bytes are those of the weight."""
     from torch.onnx._internal.exporter._core import TorchTensor
 
-    weight = torch.nn.Parameter(torch.arange(40 << 20, dtype=torch.uint8).view(dtype), requires_grad=False)
+    weight = torch.nn.Parameter(
+        torch.arange(40 << 20, dtype=torch.uint8).view(getattr(torch, dtype)), requires_grad=False
+    )
     value = ir.Value(name="weight", const_value=TorchTensor(weight, name="weight"))
     export_adapter.save(_Program(ir.Model(ir.Graph([], [], nodes=[], initializers=[value]), ir_version=10)), tmp_path)
     slices: list[bytes] = []

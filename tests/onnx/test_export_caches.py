@@ -12,27 +12,19 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 import tieconv
 from tests.cli.run import refused, run
+from tests.lazy import adapter, export_plan, ir, ort, sample_inputs, torch, transformers
+from tests.lazy import adapter as export_adapter
+from tests.lazy import carry_out as export_run
+from tests.onnx import exported
+from tests.onnx.exported import CACHE, ROWS
+from tests.onnx.layouts.families import FAMILIES
 from tests.oracles.environments import TORCH, Environment, make
 from tests.refusals import failure_of
-from tieconv.onnx.export import adapter as export_adapter
-from tieconv.onnx.export import carry_out as export_run
-from tieconv.onnx.export.plan import check_cache
-from tieconv.onnx.export.sample_inputs import check_inputs
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tests.onnx import exported  # noqa: E402
-from tests.onnx.exported import CACHE, ROWS  # noqa: E402
-from tests.onnx.layouts.families import FAMILIES  # noqa: E402
-from tieconv.onnx.export.adapter import fold_windows  # noqa: E402
-from tieconv.reference.model import cache_argument, cache_in  # noqa: E402
+from tieconv.reference.model import cache_argument, cache_in
 
 ROOT = Path(__file__).parents[2]
 WINDOW = 8
@@ -68,7 +60,7 @@ def test_a_length_becomes_a_constant(tmp_path: Path) -> None:
     graph = ir.Graph([ids, *lengths], outputs, nodes=nodes, opset_imports={"": 20}, name="g")
     model = ir.Model(graph, ir_version=10)
 
-    assert fold_windows(model, cache_of(16, None, 4)) == {0: 16, 2: 4}
+    assert adapter.fold_windows(model, cache_of(16, None, 4)) == {0: 16, 2: 4}
     assert [value.name for value in graph.inputs] == ["input_ids"]
     assert [value.name for value in graph.outputs] == ["logits"]
     ir.save(model, tmp_path / "g.onnx")
@@ -82,31 +74,30 @@ def test_a_graph_without_windows_is_unchanged() -> None:
         ids = scalar("input_ids")
         unused = ir.node("Identity", [ids])
         model = ir.Model(ir.Graph([ids], [ids], nodes=[unused], opset_imports={"": 20}), ir_version=10)
-        assert fold_windows(model, cache) == {}
+        assert adapter.fold_windows(model, cache) == {}
         assert len(model.graph) == 1
-
-
-@dataclass
-class _Output(transformers.utils.ModelOutput):  # type: ignore[misc]
-    logits: Any = None
-    cache: Any = None
-
-
-class _Renamed(transformers.LlamaForCausalLM):  # type: ignore[misc]
-    """A Llama with the names of transformers 5.24, in which `past_key_values` is `cache`."""
-
-    def forward(
-        self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, cache: Any = None,
-        use_cache: bool | None = None,
-    ) -> _Output:  # fmt: skip
-        made = super().forward(input_ids, attention_mask, position_ids, cache, use_cache=use_cache)
-        return _Output(made.logits, made.past_key_values)
 
 
 def test_the_cache_of_transformers_5_24(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph has the cache that the plan promises, and parity measures steps with it."""
+
+    @dataclass
+    class Output(transformers.utils.ModelOutput):  # type: ignore[misc]
+        logits: Any = None
+        cache: Any = None
+
+    class Renamed(transformers.LlamaForCausalLM):  # type: ignore[misc]
+        """A Llama with the names of transformers 5.24, in which `past_key_values` is `cache`."""
+
+        def forward(
+            self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, cache: Any = None,
+            use_cache: bool | None = None,
+        ) -> Output:  # fmt: skip
+            made = super().forward(input_ids, attention_mask, position_ids, cache, use_cache=use_cache)
+            return Output(made.logits, made.past_key_values)
+
     exported.make("llama").save_pretrained(tmp_path / "model")
-    monkeypatch.setattr("transformers.LlamaForCausalLM", _Renamed)
+    monkeypatch.setattr("transformers.LlamaForCausalLM", Renamed)
     plan = tieconv.plan_export(tmp_path / "model", provider="cpu")
     assert plan.plan.inputs[-1] == "cache [batch, heads, past, width] of each layer"
     outcome = plan.execute(tmp_path / "out")
@@ -268,7 +259,7 @@ def test_a_cache_with_other_tensors(tmp_path: Path) -> None:
     """Layers that cache more than keys and values are refused by the class that transformers gives them."""
     transformers.DeepseekV32Config(**BASE | HEADS).save_pretrained(tmp_path)
     with pytest.raises(tieconv.TieconvError, match="DeepseekV32ForCausalLM keeps another state") as caught:
-        check_cache("DeepseekV32ForCausalLM", str(tmp_path), str(tmp_path))
+        export_plan.check_cache("DeepseekV32ForCausalLM", str(tmp_path), str(tmp_path))
     assert "in layer 0 (indexed_attention, DynamicIndexedLayer)" in caught.value.message
 
 
@@ -294,7 +285,7 @@ def test_every_stateful_class_is_refused(tmp_path: Path) -> None:
     for name in stateful():
         getattr(transformers, name).config_class().save_pretrained(tmp_path / name)
         with pytest.raises(tieconv.TieconvError) as caught:
-            check_cache(name, str(tmp_path / name), "MODEL")
+            export_plan.check_cache(name, str(tmp_path / name), "MODEL")
         assert re.match(f"MODEL: {name} {layer}", caught.value.message), caught.value.message
 
 
@@ -302,14 +293,16 @@ def test_every_stateful_class_is_refused(tmp_path: Path) -> None:
 def test_windows_are_no_state(tmp_path: Path, prefix: str) -> None:
     """Full and sliding attention, told as layer types or not at all, are served."""
     getattr(transformers, f"{prefix}Config")(**BASE | SERVED[prefix]).save_pretrained(tmp_path)
-    check_cache(f"{prefix}{'LMHeadModel' if prefix == 'GPT2' else 'ForCausalLM'}", str(tmp_path), str(tmp_path))
+    export_plan.check_cache(
+        f"{prefix}{'LMHeadModel' if prefix == 'GPT2' else 'ForCausalLM'}", str(tmp_path), str(tmp_path)
+    )
 
 
 @pytest.mark.parametrize("prefix", ["Qwen2VL", "Llava", "Gemma3", "Whisper"])
 def test_models_of_images_and_sound(prefix: str) -> None:
     """The class alone says what it takes: no instance is made."""
     name, taken = f"{prefix}ForConditionalGeneration", "input_features" if prefix == "Whisper" else "pixel_values"
-    told = failure_of(check_inputs, tieconv.TieconvError, getattr(transformers, name)).message
+    told = failure_of(sample_inputs.check_inputs, tieconv.TieconvError, getattr(transformers, name)).message
     assert told == f"{name} takes {taken}: export supports only language models from tokens to logits"
 
 

@@ -11,13 +11,10 @@ import pytest
 
 import tieconv
 from tests.cli.run import run
+from tests.lazy import carry_out, torch
+from tests.onnx.export_table import FILE, make, optimised
+from tests.onnx.exported import ARCHITECTURES
 from tests.onnx.graphs import copies
-
-torch = pytest.importorskip("torch")
-
-from tests.onnx.export_table import FILE, make, optimised  # noqa: E402
-from tests.onnx.exported import ARCHITECTURES  # noqa: E402
-from tieconv.onnx.export.carry_out import always_clamped  # noqa: E402
 
 NAMES = list(ARCHITECTURES)
 PAIRS = {"t5", "bart"}
@@ -176,9 +173,9 @@ def test_the_guard_of_bart_is_put_back() -> None:
     """Only while an fp16 encoder-decoder is traced does `isfinite` answer for the clamp; then it is torch's own."""
     before = torch.isfinite
     model = make("bart")
-    with always_clamped(model):
+    with carry_out.always_clamped(model):
         assert torch.isfinite is before
-    with pytest.raises(KeyError), always_clamped(model.half()):
+    with pytest.raises(KeyError), carry_out.always_clamped(model.half()):
         assert torch.isfinite(torch.zeros(1)).all() is False
         raise KeyError
     assert torch.isfinite is before

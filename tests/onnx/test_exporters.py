@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import SHARED, V, build
 from tests.cli.run import run
+from tests.lazy import ort, torch
 from tests.onnx.graphs import SHAPES, copies, disk, outputs, same_bits, session, tensors, write_optimised
 from tests.slow import fast_only
-
-torch = pytest.importorskip("torch")
-
 
 SIZE, WIDTH = 300, 32
 

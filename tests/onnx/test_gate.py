@@ -7,17 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import tieconv
+from tests.lazy import batches, bindings, passes, torch
 from tests.onnx import faults
 from tests.onnx.exported import Exported
 from tests.onnx.planted import masks
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity, Verdict
-from tieconv.onnx.parity.batches import PROMPT
-from tieconv.onnx.parity.bindings import Kind
-from tieconv.onnx.parity.passes import Work
 from tieconv.reference.model import load_config
 from tieconv.reporters.text.parity_text import render_parity
 
@@ -138,9 +135,9 @@ def test_a_full_budget_feeds_all_positions_and_more_rows(exported, tmp_path: Pat
 def test_a_row_that_is_never_fed_is_seen(exported, tmp_path: Path, value: float) -> None:
     """A corrupted embedding row that no random batch feeds fails by the weights and by the lookup of every id."""
     made = exported("llama")
-    work = Work(Kind.CACHED, load_config(str(made.model)), types=False)
+    work = passes.Work(bindings.Kind.CACHED, load_config(str(made.model)), types=False)
     fed = torch.cat([work.batch(cell).ids.flatten() for cell in work.cells]).unique().tolist()
-    row = next(row for row in range(PROMPT, work.config.vocab_size) if row not in fed)
+    row = next(row for row in range(batches.PROMPT, work.config.vocab_size) if row not in fed)
     graph = faults.plant(made.graph, faults.embedding_row(row, value), tmp_path / f"{value}.onnx")
     report = tieconv.parity(graph, made.model, provider="cpu")
     assert report.verdict is Verdict.FAILED

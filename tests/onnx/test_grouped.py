@@ -8,17 +8,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import helper, numpy_helper
 
 import tieconv as api
 from fixtures import exporters
+from tests.lazy import batches, bindings, ort_session, torch
+from tests.loops import case
 from tests.onnx.graphs import open_cache
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity
-from tieconv.onnx.ort_session import open_session
-from tieconv.onnx.parity.batches import cells, stepped
-from tieconv.onnx.parity.bindings import Kind, Padding, behind, bind, faults, grouped_caches, in_front
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.reference.model import Batch
 
@@ -140,7 +138,7 @@ def whole(graph: onnx.GraphProto) -> None:
 def test_a_window_over_a_whole_cache(tmp_path: Path) -> None:
     """A window of attention alone makes no windowed cache: it grows from nothing and takes padding."""
     path = changed(GEMMA, whole, tmp_path)
-    assert set(grouped_caches(read_graph(str(path))).values()) == {0}
+    assert set(bindings.grouped_caches(read_graph(str(path))).values()) == {0}
     report = parity(path)
     assert (str(report.verdict), failing(report)) == ("passed", set())
     assert any(case.padding for case in report.cases)
@@ -149,51 +147,56 @@ def test_a_window_over_a_whole_cache(tmp_path: Path) -> None:
 def test_which_caches_are_grouped() -> None:
     """By the operator's own inputs: without a window none is there before the first token."""
     names = {f"past_key_values.0.{part}" for part in ("key", "value")}
-    assert grouped_caches(read_graph(str(QWEN))) == dict.fromkeys(names, 0)
-    assert grouped_caches(read_graph(str(GEMMA))) == dict.fromkeys(names, 32)
-    assert grouped_caches(read_graph(str(exporters.HERE / "mobius-llama" / "model.onnx"))) == {}
+    assert bindings.grouped_caches(read_graph(str(QWEN))) == dict.fromkeys(names, 0)
+    assert bindings.grouped_caches(read_graph(str(GEMMA))) == dict.fromkeys(names, 32)
+    assert bindings.grouped_caches(read_graph(str(exporters.HERE / "mobius-llama" / "model.onnx"))) == {}
 
 
 def test_a_width_that_nothing_tells_fails() -> None:
     """A cache without a width, and a config without one: the structure's fault, as before."""
     graph = open_cache()
-    assert [fault for fault in faults(bind(graph, masked=False)) if "no fixed length" in fault]
-    assert not list(faults(bind(graph, masked=False, width=16)))
-    assert bind(graph, masked=False, width=16).caches[0].past.shape == ("b", 2, "p", 16)
+    assert [fault for fault in bindings.faults(bindings.bind(graph, masked=False)) if "no fixed length" in fault]
+    assert not list(bindings.faults(bindings.bind(graph, masked=False, width=16)))
+    assert bindings.bind(graph, masked=False, width=16).caches[0].past.shape == ("b", 2, "p", 16)
 
 
 def test_padding_behind_and_back() -> None:
     """Tokens keep their order and positions; logits come back to the places of the mask."""
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     batch = Batch(torch.tensor([[9, 9, 1, 2], [3, 4, 5, 6]]), mask)
-    turned = behind(batch, 0)
+    turned = bindings.behind(batch, 0)
     assert turned.ids.tolist() == [[1, 2, 9, 9], [3, 4, 5, 6]]
     assert turned.mask.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
     assert turned.positions.tolist() == [[0, 1, 1, 1], [0, 1, 2, 3]]
-    back = in_front(turned.ids[..., None], mask)[..., 0]
+    back = bindings.in_front(turned.ids[..., None], mask)[..., 0]
     assert torch.equal(back[mask.bool()], batch.ids[mask.bool()])
-    later = behind(batch, 3)
+    later = bindings.behind(batch, 3)
     assert later.ids[:, 3:].tolist() == [[2], [6]]
     assert (later.mask.tolist(), later.positions[:, 3:].tolist()) == (turned.mask.tolist(), [[1], [3]])
 
 
-@pytest.mark.parametrize("where", Padding)
-def test_cells_of_each_padding(where: Padding) -> None:
+def test_cells_of_each_padding() -> None:
     """At least 8 shapes with 3 seeds and a past in several rows; padding and chunks only where they can be fed."""
-    made = list(cells(Kind.CACHED, 1 << 20, where))
-    shapes = {(cell.batch, cell.sequence, cell.past, cell.padding) for cell in made}
-    assert len(shapes) >= 8 and len(made) == 3 * len(shapes)
-    assert any(cell.batch > 1 and cell.past for cell in made)
-    assert any(cell.padding for cell in (*made, *stepped(40, where))) == (where is not Padding.NONE)
-    chunks = {cell.batch for cell in made if cell.past and cell.sequence > 1}
-    assert (chunks == {1}) == (where is not Padding.FRONT)
-    assert {cell.padding for cell in stepped(40, where)} == ({0} if where is Padding.NONE else {2})
+    for where in bindings.Padding:
+        with case(where):
+            made = list(batches.cells(bindings.Kind.CACHED, 1 << 20, where))
+            shapes = {(cell.batch, cell.sequence, cell.past, cell.padding) for cell in made}
+            assert len(shapes) >= 8 and len(made) == 3 * len(shapes)
+            assert any(cell.batch > 1 and cell.past for cell in made)
+            assert any(cell.padding for cell in (*made, *batches.stepped(40, where))) == (
+                where is not bindings.Padding.NONE
+            )
+            chunks = {cell.batch for cell in made if cell.past and cell.sequence > 1}
+            assert (chunks == {1}) == (where is not bindings.Padding.FRONT)
+            assert {cell.padding for cell in batches.stepped(40, where)} == (
+                {0} if where is bindings.Padding.NONE else {2}
+            )
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE"])
 def test_what_was_never_written_is_zero(dtype: str) -> None:
     """A cache with positions before the first token holds zeros, not what lay in memory."""
-    made = open_session(str(QWEN), "cpu", precision="float32").empty((2, 3, 32, 16), dtype)
+    made = ort_session.open_session(str(QWEN), "cpu", precision="float32").empty((2, 3, 32, 16), dtype)
     bits = made.numpy() if dtype != "BFLOAT16" else torch.from_dlpack(made._ortvalue.to_dlpack()).view(torch.int16)
     assert not bits.any()
     assert made.shape() == [2, 3, 32, 16]

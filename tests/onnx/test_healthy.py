@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fixtures import exporters
+from tests.lazy import torch_export
 from tests.onnx.planted.healthy import FILE, MODELS, OPTIMISERS, WRAPPED, row
-from tests.onnx.planted.torch_export import by_torch
 from tests.onnx.table import FILE as TABLE
 
 ROWS: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
@@ -45,7 +45,7 @@ def test_an_optimised_graph_passes(exported, name: str, optimiser: str) -> None:
 def test_a_graph_of_torch_passes(exported, tmp_path: Path, name: str) -> None:
     """torch's own exporter, with a cache, without transformers' exporter."""
     made = exported(name)
-    by_torch(made.model, tmp_path / "model.onnx")
+    torch_export.by_torch(made.model, tmp_path / "model.onnx")
     assert row(name, "torch", "", tmp_path / "model.onnx", made.model)["verdict"] == "passed"
 
 

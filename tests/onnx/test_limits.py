@@ -19,10 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 import tieconv as api
 from fixtures.onnx_graphs import build
 from tests.cli.run import refused
+from tests.lazy import child
 from tests.onnx.nodes import edit_external, op, token_ids, value
 from tests.onnx.planted.edit import rename
 from tieconv.errors import NotRunError, UnreadableError, UnsafePathError
-from tieconv.onnx import child
 from tieconv.onnx.parity.graph_file import read_graph
 
 ROOT = Path(__file__).parents[2]

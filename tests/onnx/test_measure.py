@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
-import torch
 from onnx import TensorProto
 
 import tieconv
+from tests.lazy import batches, causes, float64, ir, judge, measured_pair, passes, torch, validate
+from tests.lazy import bindings as graph_bindings
+from tests.loops import case as in_case
 from tests.onnx import faults as planted_faults
 from tests.onnx.nodes import model, op, value
 from tests.onnx.planted import arithmetic as ar
@@ -25,22 +26,12 @@ from tests.onnx.planted.catalogue import FAULTS
 from tests.refusals import failure_of
 from tieconv.checkpoint.results.parity import Case, Identity, Lost, Quantised, QuantisedWeight, Verdict, limited
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.parity import measured_pair
-from tieconv.onnx.parity.batches import Cell, Layout, cells, compared, make_batch, stepped, with_rows
-from tieconv.onnx.parity.bindings import Bindings, Kind, Role, bind, faults, switched
-from tieconv.onnx.parity.causes import uncounted, wrong_constant
 from tieconv.onnx.parity.graph_file import Graph, Value
-from tieconv.onnx.parity.judge import BINS, CELL_LIMIT, Errors, Judged, identity_gates, judge, pool, ratios
-from tieconv.onnx.parity.passes import ModelNumbers, make_work
-from tieconv.onnx.parity.validate import read_tokens, weight_gate
-from tieconv.reference.float64 import KeepFloat64
 from tieconv.reference.model import Batch
 
-pytest.importorskip("torch")
 
-
-def errors(reference: torch.Tensor, got: torch.Tensor) -> Errors:
-    found = Errors()
+def errors(reference: torch.Tensor, got: torch.Tensor) -> judge.Errors:
+    found = judge.Errors()
     found.add(reference, got)
     return found
 
@@ -73,11 +64,11 @@ def test_pools_are_sums(logits: torch.Tensor) -> None:
     """Cases pooled give the figures of all their positions at once."""
     got = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(2)) * 1e-3
     parts = [errors(logits[i : i + 10], got[i : i + 10]) for i in range(0, 40, 10)]
-    whole, pooled = errors(logits, got).figures(), pool(parts).figures()
+    whole, pooled = errors(logits, got).figures(), judge.pool(parts).figures()
     assert pooled.rms == pytest.approx(whole.rms)
     assert (pooled.max_abs, pooled.flips, pooled.positions) == (whole.max_abs, whole.flips, whole.positions)
-    assert sum(pool(parts).counts) == logits.numel()
-    assert len(pool(parts).counts) == BINS
+    assert sum(judge.pool(parts).counts) == logits.numel()
+    assert len(judge.pool(parts).counts) == judge.BINS
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -85,7 +76,7 @@ def test_what_is_not_finite_is_infinitely_wrong(logits: torch.Tensor, bad: float
     """A NaN or infinity in the graph's logits never passes a gate."""
     got = logits.clone()
     got[3, 3] = bad
-    assert ratios(errors(logits, got), errors(logits, logits + 1e-6), "float32") == (math.inf, math.inf)
+    assert judge.ratios(errors(logits, got), errors(logits, logits + 1e-6), "float32") == (math.inf, math.inf)
 
 
 def test_a_masked_logit_is_no_error(logits: torch.Tensor) -> None:
@@ -100,30 +91,30 @@ def test_the_floor_is_never_below_rounding(logits: torch.Tensor) -> None:
     exact = errors(logits, logits.clone())
     scale = float((logits - logits.mean(-1, keepdim=True)).square().mean().sqrt())
     off = errors(logits, logits + 3 * torch.finfo(torch.float16).eps * scale)
-    rms, largest = ratios(off, exact, "float16")
+    rms, largest = judge.ratios(off, exact, "float16")
     assert rms == pytest.approx(3.0, rel=1e-6)
     assert largest == pytest.approx(3.0, rel=1e-6)
-    assert ratios(exact, exact, "float16") == (0.0, 0.0)
+    assert judge.ratios(exact, exact, "float16") == (0.0, 0.0)
 
 
 def test_shapes() -> None:
     """Every kind has at least 8 shapes with 3 seeds: one token, left padding, a past where there can be one."""
-    for kind in Kind:
-        made = list(cells(kind, 1 << 20))
+    for kind in graph_bindings.Kind:
+        made = list(batches.cells(kind, 1 << 20))
         shapes = {(cell.batch, cell.sequence, cell.past, cell.padding) for cell in made}
         assert len(shapes) >= 8
         assert len(made) == 3 * len(shapes)
         assert {cell.seed for cell in made} == {0, 1, 2}
         assert any(cell.sequence == 1 and cell.batch == 1 for cell in made)
         assert any(cell.padding for cell in made)
-        assert any(cell.past for cell in made) == (kind is Kind.CACHED or kind.encodes)
-    assert {cell.steps for cell in stepped(1 << 20)} == {32}
+        assert any(cell.past for cell in made) == (kind is graph_bindings.Kind.CACHED or kind.encodes)
+    assert {cell.steps for cell in batches.stepped(1 << 20)} == {32}
 
 
 def test_no_shape_is_longer_than_the_model() -> None:
     """A model of 16 positions is not asked for more."""
-    for kind in (Kind.CACHED, Kind.PLAIN):
-        assert all(cell.length <= 16 for cell in (*cells(kind, 16), *stepped(16)))
+    for kind in (graph_bindings.Kind.CACHED, graph_bindings.Kind.PLAIN):
+        assert all(cell.length <= 16 for cell in (*batches.cells(kind, 16), *batches.stepped(16)))
 
 
 def graph(*inputs: Value, outputs: tuple[str, ...] = ("logits",)) -> Graph:
@@ -149,23 +140,23 @@ def test_cache_names(past: str, present: str) -> None:
     """Each cache input is continued by the output of its own layer and part, in every naming."""
     places = [(layer, part) for layer in (0, 1, 10) for part in ("key", "value")]
     values = [Value(past.format(*place), "FLOAT", ("b", 2, "p", 8)) for place in places]
-    found = bind(
+    found = graph_bindings.bind(
         graph(IDS, MASK, *values, outputs=("logits", *(present.format(*place) for place in places))), masked=False
     )
-    assert found.kind is Kind.CACHED
+    assert found.kind is graph_bindings.Kind.CACHED
     assert [(cache.past.name, cache.present) for cache in found.caches] == [
         (past.format(*place), present.format(*place)) for place in places
     ]
-    assert not list(faults(found))
+    assert not list(graph_bindings.faults(found))
 
 
 def test_kinds() -> None:
     """What a graph computes follows from its inputs and the model's class."""
     decoder = Value("decoder_input_ids", "INT64", ("b", "d"))
-    assert bind(graph(IDS, MASK), masked=False).kind is Kind.PLAIN
-    assert bind(graph(IDS, MASK), masked=True).kind is Kind.MASKED
-    assert bind(graph(IDS, MASK, decoder), masked=False).kind is Kind.SEQ2SEQ
-    assert Role.MASK in bind(graph(IDS, MASK), masked=False).inputs
+    assert graph_bindings.bind(graph(IDS, MASK), masked=False).kind is graph_bindings.Kind.PLAIN
+    assert graph_bindings.bind(graph(IDS, MASK), masked=True).kind is graph_bindings.Kind.MASKED
+    assert graph_bindings.bind(graph(IDS, MASK, decoder), masked=False).kind is graph_bindings.Kind.SEQ2SEQ
+    assert graph_bindings.Role.MASK in graph_bindings.bind(graph(IDS, MASK), masked=False).inputs
 
 
 @pytest.mark.parametrize(
@@ -181,7 +172,7 @@ def test_kinds() -> None:
 def test_an_unknown_input_is_named(value: Value) -> None:
     """What cannot be fed is refused by name, also a cache without the output that continues it."""
     with pytest.raises(UnreadableError, match=value.name):
-        bind(graph(IDS, value), masked=False)
+        graph_bindings.bind(graph(IDS, value), masked=False)
 
 
 def test_a_graph_without_a_mask_fails() -> None:
@@ -190,8 +181,8 @@ def test_a_graph_without_a_mask_fails() -> None:
         Value("past_key_values.0.key", "FLOAT", (1, 2, "p", 8)),
         Value("past_key_values.0.value", "FLOAT", ("b", 2, 7, 8)),
     )
-    found = bind(graph(IDS, *past, outputs=("logits", "present.0.key", "present.0.value")), masked=False)
-    assert list(faults(found)) == [
+    found = graph_bindings.bind(graph(IDS, *past, outputs=("logits", "present.0.key", "present.0.value")), masked=False)
+    assert list(graph_bindings.faults(found)) == [
         "the batch axis (0) of the input past_key_values.0.key is fixed at 1",
         "the past axis (2) of the input past_key_values.0.value is fixed at 7",
         "the graph has no input attention_mask, so it cannot run padded batches",
@@ -201,7 +192,7 @@ def test_a_graph_without_a_mask_fails() -> None:
 def test_float64_stays() -> None:
     """What modelling code upcasts to float32 keeps float64, and integers become what the code asks for."""
     x = torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64)
-    with KeepFloat64():
+    with float64.KeepFloat64():
         for kept in (
             x.float(),
             x.to(torch.float32),
@@ -220,19 +211,19 @@ def test_ids_of_a_file(name: str, tmp_path: Path) -> None:
     ids = np.arange(20).reshape(2, 10)
     path = tmp_path / name
     np.save(path, ids) if name.endswith("npy") else path.write_text(json.dumps(ids.tolist()))
-    assert read_tokens(str(path), "", 20, 8).ids.tolist() == [[*range(8)], [*range(8, 16)]]
-    assert read_tokens(str(path), "", 20, 20).ids.shape == (1, 20)
-    assert [read_tokens(str(path), "", 20, longest).predicted for longest in (8, 20)] == [2 * 7, 19]
+    assert validate.read_tokens(str(path), "", 20, 8).ids.tolist() == [[*range(8)], [*range(8, 16)]]
+    assert validate.read_tokens(str(path), "", 20, 20).ids.shape == (1, 20)
+    assert [validate.read_tokens(str(path), "", 20, longest).predicted for longest in (8, 20)] == [2 * 7, 19]
     many = np.arange(300) % 20
     np.save(path, many) if name.endswith("npy") else path.write_text(json.dumps(many.tolist()))
-    assert read_tokens(str(path), "", 20, 64).ids.flatten().tolist() == many[:256].tolist()
+    assert validate.read_tokens(str(path), "", 20, 64).ids.flatten().tolist() == many[:256].tolist()
     path.write_bytes(b"")
     with pytest.raises(UnreadableError, match="cannot be read as tokens"):
-        read_tokens(str(path), "", 20, 8)
+        validate.read_tokens(str(path), "", 20, 8)
     np.save(path, ids) if name.endswith("npy") else path.write_text(json.dumps(ids.tolist()))
     for rows, longest, why in ((19, 8, "holds the id 19"), (20, 21, "holds 20 tokens, but at least 21 are needed")):
         with pytest.raises(UnreadableError, match=why):
-            read_tokens(str(path), "", rows, longest)
+            validate.read_tokens(str(path), "", rows, longest)
 
 
 @pytest.mark.parametrize(
@@ -262,9 +253,9 @@ def test_the_precision_of_the_reference(
 ALL_IDS, POSITIONS = Value("input_ids", "INT64", (None, None)), Value("position_ids", "INT64", (None, None))
 
 
-def bindings(kind: Kind, *, positions: bool = False) -> Bindings:
-    inputs = {Role.IDS: ALL_IDS} | ({Role.POSITIONS: POSITIONS} if positions else {})
-    return Bindings(kind, inputs, (), (), "logits")
+def bindings(kind: graph_bindings.Kind, *, positions: bool = False) -> graph_bindings.Bindings:
+    inputs = {graph_bindings.Role.IDS: ALL_IDS} | ({graph_bindings.Role.POSITIONS: POSITIONS} if positions else {})
+    return graph_bindings.Bindings(kind, inputs, (), (), "logits")
 
 
 def case(padding: int, ratio: float | None) -> Case:
@@ -277,84 +268,101 @@ def case(padding: int, ratio: float | None) -> Case:
 )
 def test_the_plot_of_a_batch(sequence: int, past: int, padding: int, steps: int, group: str) -> None:
     """Each batch goes to one plot."""
-    assert Cell(1, sequence, past, padding, 0, steps).group == group
+    assert batches.Cell(1, sequence, past, padding, 0, steps).group == group
 
 
-@pytest.mark.parametrize(
-    ("layout", "masked", "group"),
-    [
-        (Layout.LEFT, [[0, 1, 2], [0]], "left padding"),
-        (Layout.RIGHT, [[6, 7, 8], [8]], "right padding"),
-        (Layout.HOLE, [[3, 4, 5], [3]], "hole in the mask"),
-    ],
-)
-def test_where_a_row_is_masked(layout: Layout, masked: list[list[int]], group: str) -> None:
+def test_where_a_row_is_masked() -> None:
     """On either side or in the middle; each row has two masked positions fewer than the one before."""
-    cell = Cell(2, 9, 0, 3, 0, layout=layout)
-    batch = make_batch(cell, Kind.MASKED, SimpleNamespace(vocab_size=50, pad_token_id=7), types=False)
-    assert [(row == 0).nonzero().flatten().tolist() for row in batch.mask] == masked
-    assert (batch.ids[batch.mask == 0] == 7).all()
-    assert torch.equal(compared(cell, Kind.MASKED, batch), batch.mask.bool())
-    assert cell.group == group
+    for layout, masked, group in [
+        (batches.Layout.LEFT, [[0, 1, 2], [0]], "left padding"),
+        (batches.Layout.RIGHT, [[6, 7, 8], [8]], "right padding"),
+        (batches.Layout.HOLE, [[3, 4, 5], [3]], "hole in the mask"),
+    ]:
+        with in_case(layout, masked, group):
+            cell = batches.Cell(2, 9, 0, 3, 0, layout=layout)
+            batch = batches.make_batch(
+                cell, graph_bindings.Kind.MASKED, SimpleNamespace(vocab_size=50, pad_token_id=7), types=False
+            )
+            assert [(row == 0).nonzero().flatten().tolist() for row in batch.mask] == masked
+            assert (batch.ids[batch.mask == 0] == 7).all()
+            assert torch.equal(batches.compared(cell, graph_bindings.Kind.MASKED, batch), batch.mask.bool())
+            assert cell.group == group
 
 
 def test_a_decoder_mask_is_fed_and_judged() -> None:
     """An encoder-decoder with a mask of its decoder is padded on both sides; without one the decoder is full."""
     value = Value("decoder_attention_mask", "INT64", ("b", "d"))
-    bound = bindings(Kind.SEQ2SEQ)
+    bound = bindings(graph_bindings.Kind.SEQ2SEQ)
     config = SimpleNamespace(vocab_size=50, pad_token_id=7)
-    cell = next(cell for cell in make_work(bound, config).cells if cell.padding and cell.layout is Layout.RIGHT)
-    assert make_work(bound, config).batch(cell).decoder_mask is None
-    work = make_work(replace(bound, inputs=bound.inputs | {Role.DECODER_MASK: value}), config)
+    cell = next(
+        cell for cell in passes.make_work(bound, config).cells if cell.padding and cell.layout is batches.Layout.RIGHT
+    )
+    assert passes.make_work(bound, config).batch(cell).decoder_mask is None
+    work = passes.make_work(replace(bound, inputs=bound.inputs | {graph_bindings.Role.DECODER_MASK: value}), config)
     batch = work.batch(cell)
     assert not batch.mask[0, -cell.padding :].any() and batch.mask[0, : -cell.padding].all()
     assert (batch.decoder_mask[0] == 0).sum() == min(cell.padding, cell.sequence - 1)
-    assert torch.equal(compared(cell, Kind.SEQ2SEQ, batch), batch.decoder_mask.bool())
+    assert torch.equal(batches.compared(cell, graph_bindings.Kind.SEQ2SEQ, batch), batch.decoder_mask.bool())
 
 
-@pytest.mark.parametrize(
-    ("kind", "right"), [(Kind.MASKED, True), (Kind.SEQ2SEQ, True), (Kind.PAIR, True), (Kind.CACHED, False)]
-)
-def test_which_models_are_padded_on_the_right(kind: Kind, right: bool) -> None:
+def test_which_models_are_padded_on_the_right() -> None:
     """Masked models and encoder-decoders, besides one shape on the left; decoders only on the left."""
-    padded = [cell.layout for cell in cells(kind, 1 << 20) if cell.padding]
-    assert (Layout.RIGHT in padded) is right and Layout.LEFT in padded
+    for kind, right in [
+        (graph_bindings.Kind.MASKED, True),
+        (graph_bindings.Kind.SEQ2SEQ, True),
+        (graph_bindings.Kind.PAIR, True),
+        (graph_bindings.Kind.CACHED, False),
+    ]:
+        with in_case(kind, right):
+            padded = [cell.layout for cell in batches.cells(kind, 1 << 20) if cell.padding]
+            assert (batches.Layout.RIGHT in padded) is right and batches.Layout.LEFT in padded
 
 
-@pytest.mark.parametrize(
-    ("kind", "positions", "holes"),
-    [(Kind.MASKED, False, True), (Kind.SEQ2SEQ, False, True), (Kind.CACHED, True, True), (Kind.CACHED, False, False)],
-)
-def test_which_graphs_take_a_hole(kind: Kind, positions: bool, holes: bool) -> None:
+def test_which_graphs_take_a_hole() -> None:
     """Not a decoder that numbers its positions itself: how it counts those of a hole is its own choice."""
-    work = make_work(bindings(kind, positions=positions), SimpleNamespace())
-    assert any(cell.layout is Layout.HOLE for cell in work.cells) is holes
+    for kind, positions, holes in [
+        (graph_bindings.Kind.MASKED, False, True),
+        (graph_bindings.Kind.SEQ2SEQ, False, True),
+        (graph_bindings.Kind.CACHED, True, True),
+        (graph_bindings.Kind.CACHED, False, False),
+    ]:
+        with in_case(kind, positions, holes):
+            work = passes.make_work(bindings(kind, positions=positions), SimpleNamespace())
+            assert any(cell.layout is batches.Layout.HOLE for cell in work.cells) is holes
 
 
-@pytest.mark.parametrize(
-    ("kind", "positions", "placed"),
-    [(Kind.MASKED, False, False), (Kind.MASKED, True, True), (Kind.PLAIN, False, True), (Kind.PLAIN, True, True)],
-)
-def test_who_numbers_the_positions(kind: Kind, positions: bool, placed: bool) -> None:
+def test_who_numbers_the_positions() -> None:
     """A masked model numbers its own, unless the graph asks for them; a decoder must be told."""
-    assert make_work(bindings(kind, positions=positions), None).placed is placed
+    for kind, positions, placed in [
+        (graph_bindings.Kind.MASKED, False, False),
+        (graph_bindings.Kind.MASKED, True, True),
+        (graph_bindings.Kind.PLAIN, False, True),
+        (graph_bindings.Kind.PLAIN, True, True),
+    ]:
+        with in_case(kind, positions, placed):
+            assert passes.make_work(bindings(kind, positions=positions), None).placed is placed
 
 
-@pytest.mark.parametrize(
-    ("padded", "plain", "suspected"),
-    [
-        (None, 1.0, True),
-        (CELL_LIMIT + 1, 1.0, True),
-        (CELL_LIMIT, 1.0, False),
-        (None, None, False),
-        (CELL_LIMIT + 1, CELL_LIMIT + 1, False),
-    ],
-)
-def test_uncounted_padding_is_suspected(padded: float | None, plain: float | None, suspected: bool) -> None:
+def test_uncounted_padding_is_suspected() -> None:
     """Where rows with padding alone err, or do not run at all."""
-    found = list(uncounted([case(2, padded), case(0, plain)], bindings(Kind.PLAIN)))
-    assert bool(found) is suspected
-    assert list(uncounted([case(2, padded), case(0, plain)], bindings(Kind.PLAIN, positions=True))) == []
+    for padded, plain, suspected in [
+        (None, 1.0, True),
+        (judge.CELL_LIMIT + 1, 1.0, True),
+        (judge.CELL_LIMIT, 1.0, False),
+        (None, None, False),
+        (judge.CELL_LIMIT + 1, judge.CELL_LIMIT + 1, False),
+    ]:
+        with in_case(padded, plain, suspected):
+            found = list(causes.uncounted([case(2, padded), case(0, plain)], bindings(graph_bindings.Kind.PLAIN)))
+            assert bool(found) is suspected
+            assert (
+                list(
+                    causes.uncounted(
+                        [case(2, padded), case(0, plain)], bindings(graph_bindings.Kind.PLAIN, positions=True)
+                    )
+                )
+                == []
+            )
 
 
 def test_rows_and_blocks_are_drawn_where_a_cell_asks_for_them() -> None:
@@ -363,19 +371,19 @@ def test_rows_and_blocks_are_drawn_where_a_cell_asks_for_them() -> None:
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     roles = {
-        Role.EMBEDS: Value("inputs_embeds", "FLOAT", ("b", "s", 4)),
-        Role.POSITIONS: Value("position_ids", "INT64", (3, "b", "s")),
-        Role.BLOCKS: Value("token_type_ids", "INT64", ("b", "s")),
+        graph_bindings.Role.EMBEDS: Value("inputs_embeds", "FLOAT", ("b", "s", 4)),
+        graph_bindings.Role.POSITIONS: Value("position_ids", "INT64", (3, "b", "s")),
+        graph_bindings.Role.BLOCKS: Value("token_type_ids", "INT64", ("b", "s")),
     }
-    drawn = replace(bindings(Kind.CACHED), inputs=roles, causal=1)
-    plain_cell = Cell(2, 4, 3, 2, 0)
-    text = with_rows(Batch(ids, mask), plain_cell, drawn)
+    drawn = replace(bindings(graph_bindings.Kind.CACHED), inputs=roles, causal=1)
+    plain_cell = batches.Cell(2, 4, 3, 2, 0)
+    text = batches.with_rows(Batch(ids, mask), plain_cell, drawn)
     assert text.embeds is None and text.given_positions is None
     assert text.blocks.tolist() == [[1] * 7] * 2
     cell = replace(plain_cell, embeds=True, blocks=True)
-    made = with_rows(Batch(ids, mask), cell, drawn)
+    made = batches.with_rows(Batch(ids, mask), cell, drawn)
     assert made.blocks.tolist() == [[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]]
-    assert with_rows(Batch(ids, mask), replace(cell, past=0, sequence=7), drawn).blocks.tolist() == [
+    assert batches.with_rows(Batch(ids, mask), replace(cell, past=0, sequence=7), drawn).blocks.tolist() == [
         [1, 1, 0, 0, 0, 0, 1],
         [1, 0, 0, 0, 0, 0, 1],
     ]
@@ -383,26 +391,28 @@ def test_rows_and_blocks_are_drawn_where_a_cell_asks_for_them() -> None:
     assert made.embeds.abs().max() <= 255 / 64 and made.embeds.std() > 0.5
     assert made.given_positions.shape == (3, 2, 7)
     assert {int(number) for number in made.given_positions.flatten()} == set(range(7))
-    again = with_rows(Batch(ids, mask), cell, drawn)
+    again = batches.with_rows(Batch(ids, mask), cell, drawn)
     assert torch.equal(again.embeds, made.embeds) and torch.equal(again.given_positions, made.given_positions)
-    one = with_rows(Batch(ids, mask), cell, replace(drawn, inputs={Role.EMBEDS: roles[Role.EMBEDS]}))
+    one = batches.with_rows(
+        Batch(ids, mask), cell, replace(drawn, inputs={graph_bindings.Role.EMBEDS: roles[graph_bindings.Role.EMBEDS]})
+    )
     assert one.given_positions is None and one.blocks is None
 
 
 def test_the_gates_say_only_what_was_compared() -> None:
     """A graph of one fixed shape runs at what was fed. Of several absent tensors, the message has the first."""
     case = Case("no past", 1, 5, 0, "none", 0, None, None, None, None)
-    (runs, *_) = Judged("float32", (case,), {}, {}, 0).gates()
+    (runs, *_) = judge.Judged("float32", (case,), {}, {}, 0).gates()
     assert (runs.passed, runs.sentence) == (True, "the graph runs at every shape that was fed")
     absent = [Lost(name, (8, 4), "F32", 128, True, "absent") for name in "ab"]
     for lost, says in ((absent, "2 required tensors; first: a"), (absent[:1], "1 required tensor: a")):
-        (weights, _) = identity_gates(Identity(2, 0, 256, 0, {}, tuple(lost), (), (), 1))
+        (weights, _) = judge.identity_gates(Identity(2, 0, 256, 0, {}, tuple(lost), (), (), 1))
         assert weights.sentence == f"the graph lacks {says}"
 
 
 def test_what_is_judged_of_each_case() -> None:
     """Errors of graph and floor, a case that does not run, and logits of another shape."""
-    cells = [Cell(1, 4, 0, 0, seed) for seed in range(5)]
+    cells = [batches.Cell(1, 4, 0, 0, seed) for seed in range(5)]
     cells[4] = replace(cells[4], steps=2)
     torch.manual_seed(0)
     reference = torch.randn(4, 9, dtype=torch.float64)
@@ -413,7 +423,7 @@ def test_what_is_judged_of_each_case() -> None:
     stored["graph", cells[2]] = reference[:3]
     work: Any = SimpleNamespace(cells=cells, seconds=math.inf, left_out=[replace(cells[0], past=3)] * 2)
     vars(work).update(tokens=lambda cell: cell.length, longest=8, own_shape=None)
-    judged = judge(work, SimpleNamespace(get=stored.get), {cells[3]: "no kernel"}, "float32")  # type: ignore[arg-type]
+    judged = judge.judge(work, SimpleNamespace(get=stored.get), {cells[3]: "no kernel"}, "float32")  # type: ignore[arg-type]
     assert [case.error for case in judged.cases] == [
         "", "", "logits of [3, 9] instead of [4, 9]", "no kernel", ""
     ]  # fmt: skip
@@ -434,16 +444,16 @@ def test_what_is_judged_of_each_case() -> None:
     assert (fed.budget, fed.cases, fed.positions, fed.tokens, fed.rows, fed.steps) == (None, 3, 12, 4, 1, 2)
     assert dict(fed.left_out) == {"past": 2, "longer prompts": 1} and fed.share == pytest.approx(1 - 0.05 ** (1 / 12))
     floors = max(case.floor.relative_rms for case in judged.cases if case.floor)
-    assert fed.change == pytest.approx((CELL_LIMIT + 2) * max(floors, 2**-23))
+    assert fed.change == pytest.approx((judge.CELL_LIMIT + 2) * max(floors, 2**-23))
     assert {made.group: sum(made.graph) for made in judged.histograms()} == {"no past": 72, "cached steps": 36}
     assert judged.verdict((*gates.values(),), "rms_ratio") == (Verdict.FAILED, "")
-    missing = judge(work, SimpleNamespace(get=lambda _: None), {}, "float32")  # type: ignore[arg-type]
+    missing = judge.judge(work, SimpleNamespace(get=lambda _: None), {}, "float32")  # type: ignore[arg-type]
     assert {case.error for case in missing.cases} == {"no logits"} and not [*missing.histograms()]
 
 
 def test_positions_where_torch_overflows_are_not_judged() -> None:
     """The verdict is not_run, whatever the graph computes there. A fault at another position fails."""
-    cells = [Cell(1, 4, 0, 0, seed) for seed in range(2)]
+    cells = [batches.Cell(1, 4, 0, 0, seed) for seed in range(2)]
     noise = torch.Generator().manual_seed(0)
     reference = torch.randn(4, 9, dtype=torch.float64, generator=noise)
     reference[:, 8] = -math.inf  # a masked logit is finite enough
@@ -459,7 +469,7 @@ def test_positions_where_torch_overflows_are_not_judged() -> None:
             stored |= {("floor", cells[1]): floor, ("graph", cells[1]): graph}
             work: Any = SimpleNamespace(cells=cells, seconds=math.inf, left_out=[], own_shape=None, longest=None)
             work.tokens = lambda cell: cell.length
-            judged = judge(work, SimpleNamespace(get=stored.get), {}, "float16")  # type: ignore[arg-type]
+            judged = judge.judge(work, SimpleNamespace(get=stored.get), {}, "float16")  # type: ignore[arg-type]
             gates = tuple(judged.gates())
             assert judged.verdict(gates, "rms_ratio")[0] == verdict, (overflow, faulty, rows)
             assert all(math.isfinite(gate.limit or 0) for gate in gates)
@@ -468,12 +478,12 @@ def test_positions_where_torch_overflows_are_not_judged() -> None:
             assert (judged.cases[1].graph is None) == (rows == 4) and not judged.cases[1].error
     why = "torch's float16 logits are not finite at 3 of 8 positions, where the graph cannot be judged"
     assert judged.verdict(gates, "rms_ratio") == (Verdict.NOT_RUN, why)
-    assert not list(uncounted(judged.cases, bindings(Kind.PLAIN)))
+    assert not list(causes.uncounted(judged.cases, bindings(graph_bindings.Kind.PLAIN)))
 
 
 def test_a_limit_that_is_not_finite_judges_nothing() -> None:
     """Such a gate never passes, and the verdict is then not_run."""
-    judged = Judged("float16", (), {}, {}, 0)
+    judged = judge.Judged("float16", (), {}, {}, 0)
     right = limited("rms_ratio", 1.0, 2.0, "an error")
     for limit in (math.inf, math.nan):
         gate = limited("kl", 0.0, limit, "a divergence")
@@ -485,7 +495,7 @@ def test_a_limit_that_is_not_finite_judges_nothing() -> None:
     assert judged.verdict((limited("rms_ratio", math.nan, 2.0, ""), gate), "kl") == (Verdict.FAILED, "")
     parts = [QuantisedWeight(name, (name,), "MatMulNBits", 4, 32, True, 0.1, 0.1, worst)
              for name, worst in (("a", 1.0), ("b", math.nan))]  # fmt: skip
-    assert weight_gate(Quantised(tuple(parts), ())).state == "failed"
+    assert validate.weight_gate(Quantised(tuple(parts), ())).state == "failed"
 
 
 @pytest.mark.parametrize(
@@ -500,7 +510,7 @@ def test_a_limit_that_is_not_finite_judges_nothing() -> None:
 )
 def test_what_a_switch_is_fed(value: Value, expected: np.ndarray) -> None:
     """All logits, the places of the tokens, and the branch with a cache."""
-    found = switched(value, 3, 5)
+    found = graph_bindings.switched(value, 3, 5)
     assert found.dtype == expected.dtype and found.shape == expected.shape and (found == expected).all()
 
 
@@ -519,7 +529,7 @@ def chain(*operators: tuple[str, str]) -> list[onnx.NodeProto]:
 def likely(model: onnx.ModelProto, epsilons: Sequence[float] = (), factors: Sequence[float] = ()) -> list[str]:
     graph = SimpleNamespace(model=ir.serde.deserialize_model(model), embedding=None)
     subject = SimpleNamespace(pair=None, graph=graph, precision="float32")
-    return list(wrong_constant(subject, ModelNumbers(frozenset(epsilons), tuple(factors))))  # type: ignore[arg-type]
+    return list(causes.wrong_constant(subject, passes.ModelNumbers(frozenset(epsilons), tuple(factors))))  # type: ignore[arg-type]
 
 
 def test_an_epsilon_is_added_before_a_root() -> None:

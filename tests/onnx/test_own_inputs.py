@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import tieconv
 import tieconv as api
 from fixtures import exporters
 from tests.cli.run import run
+from tests.lazy import batches, graph_forward, judge, lookups, measured_pair, ort_session, torch
+from tests.lazy import batches as one_token
+from tests.lazy import bindings as graph_bindings
 from tests.loops import case
 from tests.onnx import faults
 from tests.onnx.exported import ROWS
@@ -32,29 +34,21 @@ from tests.slow import fast_only
 from tieconv import inspect
 from tieconv.checkpoint.results.parity import Parity, Vocabulary
 from tieconv.errors import NotRunError, SettingsError, UnreadableError
-from tieconv.onnx.ort_session import open_session
-from tieconv.onnx.parity import batches as one_token
-from tieconv.onnx.parity import lookups
-from tieconv.onnx.parity.batches import LONG, single_seed_cells, spread_ids, token_cells
-from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role, bind, switched
-from tieconv.onnx.parity.bindings import faults as binding_faults
 from tieconv.onnx.parity.graph_file import Graph, Value, read_graph
-from tieconv.onnx.parity.graph_forward import GraphModel
-from tieconv.onnx.parity.judge import lookup_gates
-from tieconv.onnx.parity.lookups import every_lookup
-from tieconv.onnx.parity.measured_pair import open_subject, read_inputs
 from tieconv.reference.model import Batch
 
 CONFIG = SimpleNamespace(vocab_size=50, type_vocab_size=2)
-NAMES = {role: Value(str(role), "INT64", (None, None)) for role in Role}
 IDS = np.array([[3, 4, 5], [6, 7, 8]])
 
 
-def bindings(*roles: Role, padding: Padding = Padding.FRONT) -> Bindings:
-    return Bindings(Kind.CACHED, {role: NAMES[role] for role in roles}, (), (), "logits", padding)
+def bindings(*roles: str, padding: str = "left padding") -> graph_bindings.Bindings:
+    inputs = {graph_bindings.Role(role): Value(role, "INT64", (None, None)) for role in roles}
+    return graph_bindings.Bindings(
+        graph_bindings.Kind.CACHED, inputs, (), (), "logits", graph_bindings.Padding(padding)
+    )
 
 
-DECODER = (Role.IDS, Role.MASK, Role.POSITIONS)
+DECODER = ("input_ids", "attention_mask", "position_ids")
 
 
 def saved(folder: Path, **arrays: Any) -> str:
@@ -64,14 +58,18 @@ def saved(folder: Path, **arrays: Any) -> str:
 
 def test_what_is_not_given_is_counted(tmp_path: Path) -> None:
     """Only token ids: all are tokens of the first type, and the positions follow the mask."""
-    batch = read_inputs(saved(tmp_path, input_ids=IDS.astype("i4")), bindings(*DECODER, Role.TYPES), CONFIG, 10)
+    batch = measured_pair.read_inputs(
+        saved(tmp_path, input_ids=IDS.astype("i4")), bindings(*DECODER, graph_bindings.Role.TYPES), CONFIG, 10
+    )
     assert batch.ids.tolist() == IDS.tolist() and batch.ids.dtype is torch.int64
     assert batch.mask.all() and batch.types is not None and not batch.types.any()
     assert batch.positions.tolist() == [[0, 1, 2]] * 2
     mask = np.array([[0, 1, 1], [1, 1, 1]])
-    given = read_inputs(saved(tmp_path, input_ids=IDS, attention_mask=mask), bindings(*DECODER), CONFIG, 10)
+    given = measured_pair.read_inputs(
+        saved(tmp_path, input_ids=IDS, attention_mask=mask), bindings(*DECODER), CONFIG, 10
+    )
     assert given.mask.tolist() == mask.tolist() and given.positions.tolist() == [[0, 0, 1], [0, 1, 2]]
-    placed = read_inputs(saved(tmp_path, input_ids=IDS, position_ids=IDS), bindings(*DECODER), CONFIG, 10)
+    placed = measured_pair.read_inputs(saved(tmp_path, input_ids=IDS, position_ids=IDS), bindings(*DECODER), CONFIG, 10)
     assert placed.positions.tolist() == IDS.tolist() and placed.until(2).positions.tolist() == IDS[:, :2].tolist()
 
 
@@ -99,7 +97,7 @@ def test_what_is_not_given_is_counted(tmp_path: Path) -> None:
 def test_what_cannot_be_fed_is_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     """One sentence with the file and the array; objects are never unpickled."""
     with pytest.raises(UnreadableError, match=message) as refused:
-        read_inputs(saved(tmp_path, **arrays), bindings(*DECODER), CONFIG, 10)
+        measured_pair.read_inputs(saved(tmp_path, **arrays), bindings(*DECODER), CONFIG, 10)
     assert "in.npz" in refused.value.message and refused.value.hint
 
 
@@ -109,10 +107,10 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", IDS)
     for name in ("text.npz", "one.npy"):
         with pytest.raises(UnreadableError, match=f"{name} is not an npz file") as refused:
-            read_inputs(str(tmp_path / name), bindings(*DECODER), CONFIG, 10)
+            measured_pair.read_inputs(str(tmp_path / name), bindings(*DECODER), CONFIG, 10)
         assert "pickle" not in refused.value.message
     with pytest.raises(SettingsError, match=r"absent\.npz cannot be read: no such file"):
-        read_inputs(str(tmp_path / "absent.npz"), bindings(*DECODER), CONFIG, 10)
+        measured_pair.read_inputs(str(tmp_path / "absent.npz"), bindings(*DECODER), CONFIG, 10)
 
 
 def test_sizes_that_a_file_states_are_not_believed(tmp_path: Path) -> None:
@@ -124,7 +122,9 @@ def test_sizes_that_a_file_states_are_not_believed(tmp_path: Path) -> None:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("input_ids.npy", header.getvalue() + bytes(zeros))
         with pytest.raises(UnreadableError) as refused:
-            read_inputs(str(path), bindings(Role.IDS), SimpleNamespace(vocab_size=100), 100)
+            measured_pair.read_inputs(
+                str(path), bindings(graph_bindings.Role.IDS), SimpleNamespace(vocab_size=100), 100
+            )
         message = refused.value.message
         assert {"header": "states more values than the file holds", "packed": "takes at most 100 MB"}[name] in message
 
@@ -133,28 +133,33 @@ def test_a_graph_without_padding(tmp_path: Path) -> None:
     """Padding that the graph does not take is refused."""
     file = saved(tmp_path, input_ids=IDS, attention_mask=np.array([[0, 1, 1], [1, 1, 1]]))
     with pytest.raises(UnreadableError, match="has padding, which this graph does not take"):
-        read_inputs(file, bindings(*DECODER, padding=Padding.NONE), CONFIG, 10)
+        measured_pair.read_inputs(file, bindings(*DECODER, padding=graph_bindings.Padding.NONE), CONFIG, 10)
 
 
 def test_both_sides_of_an_encoder_decoder(tmp_path: Path) -> None:
     """The decoder may have another length, but not another number of rows."""
-    both = bindings(Role.IDS, Role.MASK, Role.DECODER_IDS)
-    batch = read_inputs(saved(tmp_path, input_ids=IDS, decoder_input_ids=IDS[:, :2]), both, CONFIG, 10)
+    both = bindings(graph_bindings.Role.IDS, graph_bindings.Role.MASK, graph_bindings.Role.DECODER_IDS)
+    batch = measured_pair.read_inputs(saved(tmp_path, input_ids=IDS, decoder_input_ids=IDS[:, :2]), both, CONFIG, 10)
     assert batch.decoder_ids.tolist() == IDS[:, :2].tolist() and batch.decoder_mask is None
     with pytest.raises(UnreadableError, match="has no array decoder_input_ids"):
-        read_inputs(saved(tmp_path, input_ids=IDS), both, CONFIG, 10)
+        measured_pair.read_inputs(saved(tmp_path, input_ids=IDS), both, CONFIG, 10)
     with pytest.raises(UnreadableError, match="decoder_input_ids of 1 × 3"):
-        read_inputs(saved(tmp_path, input_ids=IDS, decoder_input_ids=IDS[:1]), both, CONFIG, 10)
+        measured_pair.read_inputs(saved(tmp_path, input_ids=IDS, decoder_input_ids=IDS[:1]), both, CONFIG, 10)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_length_and_a_number_of_rows(kind: Kind) -> None:
+def test_a_length_and_a_number_of_rows() -> None:
     """They come besides the usual shapes, in one pass and with a cache."""
-    usual = list(single_seed_cells(kind, 1 << 20))
-    more = [cell for cell in single_seed_cells(kind, 1 << 20, length=300, batch=9) if cell not in usual]
-    assert {max(cell.sequence, cell.length if kind is Kind.CACHED else 0) for cell in more if cell.batch == 1} == {300}
-    assert {cell.batch for cell in more} == {1, 9}
-    assert len(list(single_seed_cells(kind, 1 << 20, length=LONG, batch=6))) == len(usual)
+    for kind in graph_bindings.Kind:
+        with case(kind):
+            usual = list(batches.single_seed_cells(kind, 1 << 20))
+            more = [cell for cell in batches.single_seed_cells(kind, 1 << 20, length=300, batch=9) if cell not in usual]
+            assert {
+                max(cell.sequence, cell.length if kind is graph_bindings.Kind.CACHED else 0)
+                for cell in more
+                if cell.batch == 1
+            } == {300}
+            assert {cell.batch for cell in more} == {1, 9}
+            assert len(list(batches.single_seed_cells(kind, 1 << 20, length=batches.LONG, batch=6))) == len(usual)
 
 
 @pytest.mark.slow
@@ -295,16 +300,18 @@ def test_places_of_an_encoder_decoder_are_the_decoders(tmp_path: Path) -> None:
     ]
     logits = value("logits", ["b", "decoder", 1])
     save(model_of(nodes, map(token_ids, names, axes), [logits], {"last": np.array([2])}), tmp_path / "model.onnx")
-    bindings = bind(read_graph(str(tmp_path / "model.onnx")), masked=False)
-    model = GraphModel(open_session(tmp_path / "model.onnx", "cpu"), bindings)
+    bindings = graph_bindings.bind(read_graph(str(tmp_path / "model.onnx")), masked=False)
+    model = graph_forward.GraphModel(ort_session.open_session(tmp_path / "model.onnx", "cpu"), bindings)
     ids = torch.zeros(2, 7, dtype=torch.int64)
     found = model.logits(Batch(ids, ids + 1, decoder_ids=torch.tensor([[5, 5, 5], [0, 0, 0]])))
     assert found[..., 0].tolist() == [[5, 6, 7], [0, 1, 2]]
 
 
-def bound(*inputs: Value) -> Bindings:
+def bound(*inputs: Value) -> graph_bindings.Bindings:
     ids = Value("input_ids", "INT64", ("b", "s"))
-    return bind(Graph("g.onnx", 20, (ids, *inputs), (Value("logits", "FLOAT", ()),), (), None), masked=False)
+    return graph_bindings.bind(
+        Graph("g.onnx", 20, (ids, *inputs), (Value("logits", "FLOAT", ()),), (), None), masked=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -331,7 +338,7 @@ def test_embeddings_from_elsewhere_are_not_run() -> None:
 def test_a_fixed_place_is_a_fault() -> None:
     """cache_position of one length runs that many tokens alone."""
     for side, told in (("s", []), (4, ["the sequence axis (0) of the input cache_position is fixed at 4"])):
-        found = binding_faults(bound(Value("cache_position", "INT64", (side,))))
+        found = graph_bindings.faults(bound(Value("cache_position", "INT64", (side,))))
         assert [fault for fault in found if "cache_position" in fault] == told
 
 
@@ -339,9 +346,15 @@ def test_a_fixed_place_is_a_fault() -> None:
 def test_what_is_fed(shape: tuple[int, ...]) -> None:
     """The branch follows the past, no logits are cut, places begin where the cache ends."""
     branch, kept = Value("use_cache_branch", "BOOL", shape), Value("logits_to_keep", "INT32", shape)
-    assert [switched(branch, start, 9).tolist() for start in (0, 4)] == [np.full(shape, on).tolist() for on in (0, 1)]
-    assert (switched(kept, 4, 9).shape, switched(kept, 4, 9).dtype, switched(kept, 4, 9).sum()) == (shape, np.int32, 0)
-    assert switched(Value("cache_position", "INT64", ("s",)), 4, 9).tolist() == [4, 5, 6, 7, 8]
+    assert [graph_bindings.switched(branch, start, 9).tolist() for start in (0, 4)] == [
+        np.full(shape, on).tolist() for on in (0, 1)
+    ]
+    assert (
+        graph_bindings.switched(kept, 4, 9).shape,
+        graph_bindings.switched(kept, 4, 9).dtype,
+        graph_bindings.switched(kept, 4, 9).sum(),
+    ) == (shape, np.int32, 0)
+    assert graph_bindings.switched(Value("cache_position", "INT64", ("s",)), 4, 9).tolist() == [4, 5, 6, 7, 8]
 
 
 def test_types_go_with_their_tokens() -> None:
@@ -352,7 +365,7 @@ def test_types_go_with_their_tokens() -> None:
 
 
 def seen(graph: Path, model: Path) -> Vocabulary | None:
-    return every_lookup(open_subject(str(graph), inspect(model, depth="header"), "cpu"))
+    return lookups.every_lookup(measured_pair.open_subject(str(graph), inspect(model, depth="header"), "cpu"))
 
 
 @pytest.mark.sampled(2)
@@ -448,12 +461,12 @@ def test_an_id_that_is_special_ids_goes_through_the_whole_graph(
 
 def test_which_ids_go_through() -> None:
     """All of a small model; at least 64 of a large one, with the first, the last and those treated differently."""
-    assert spread_ids(1021, 10**5, None) == tuple(range(1021))
-    assert len(spread_ids(1021, 10**5, None, few=True)) == 64
-    assert spread_ids(1021, 10**5, Vocabulary(1021, (), (7,)), few=True)[-1] == 7
-    large = spread_ids(256_000, 10**10, Vocabulary(256_000, (7,), (255_998,)))
+    assert batches.spread_ids(1021, 10**5, None) == tuple(range(1021))
+    assert len(batches.spread_ids(1021, 10**5, None, few=True)) == 64
+    assert batches.spread_ids(1021, 10**5, Vocabulary(1021, (), (7,)), few=True)[-1] == 7
+    large = batches.spread_ids(256_000, 10**10, Vocabulary(256_000, (7,), (255_998,)))
     assert len(large) == 66 and {0, 7, 255_998, 255_999} <= set(large)
-    cells = list(token_cells(Kind.SEQ2SEQ, tuple(range(300)), Padding.FRONT))
+    cells = list(batches.token_cells(graph_bindings.Kind.SEQ2SEQ, tuple(range(300)), graph_bindings.Padding.FRONT))
     assert [(cell.batch, cell.sequence, cell.past, cell.group) for cell in cells] == [
         (256, 1, 1, "every token"),
         (44, 1, 1, "every token"),
@@ -462,8 +475,8 @@ def test_which_ids_go_through() -> None:
 
 def test_the_gate_counts_ids() -> None:
     """No gate without a visible lookup; each wrong id counts."""
-    assert list(lookup_gates(None)) == []
-    (good,), (bad,) = lookup_gates(Vocabulary(9)), lookup_gates(Vocabulary(9, (3, 4)))
+    assert list(judge.lookup_gates(None)) == []
+    (good,), (bad,) = judge.lookup_gates(Vocabulary(9)), judge.lookup_gates(Vocabulary(9, (3, 4)))
     assert (good.passed, bad.passed, bad.value) == (True, False, 2.0)
     assert "for 2 ids: 3, 4" in bad.sentence
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -19,13 +16,13 @@ import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
+from tests.lazy import ir, ort, quantised_weights, torch
+from tests.lazy import validate as gates
 from tests.onnx.graphs import write_optimised
 from tests.onnx.nodes import model, op, save, token_ids, value
 from tests.schemas import validate
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError
-from tieconv.onnx.parity.quantised_weights import activation_forms, exact_copy, matrices, unread
-from tieconv.onnx.parity.validate import rounded_activations
 
 V, H = 96, 32
 BITS = {"bits": 4, "block_size": 32, "domain": "com.microsoft"}
@@ -245,7 +242,7 @@ def test_dequantised_matrices_are_read_behind_a_gather_and_a_transpose(tmp_path:
         op("DequantizeLinear", "codes scale", "rows"),
         op("Gather", "rows ids", "y"),
     ]
-    found = list(matrices(ir.from_proto(model(nodes, [], [value("logits"), value("y")], tensors))))
+    found = list(quantised_weights.matrices(ir.from_proto(model(nodes, [], [value("logits"), value("y")], tensors))))
     assert {(made.name, made.shape) for made in found} == {("codes", (V, H))}
     assert [(made.looked_up, made.multiplied) for made in found] == [(True, False), (False, True), (True, False)]
     for made, zero in zip(found, (3, 0, 0), strict=True):
@@ -278,7 +275,7 @@ def test_scales_of_every_axis(sides: tuple[int, ...], attributes: dict, group: i
         tensors["zero"] = rng.integers(-5, 5, sides, np.int8) if sides else np.array(3, np.int8)
     graph = graph_of([op("DequantizeLinear", " ".join(tensors), "y", **attributes)], tensors)
     (expected,) = ReferenceEvaluator(graph).run(None, {})
-    (made,) = matrices(ir.from_proto(graph))
+    (made,) = quantised_weights.matrices(ir.from_proto(graph))
     assert made.shape == ((H, V) if turned else (V, H))
     assert (made.rounding.bits, made.rounding.group, made.rounding.symmetric) == (8, group, not zeros)
     np.testing.assert_allclose(made.values(), expected.T if turned else expected, rtol=1e-6)
@@ -306,7 +303,7 @@ def test_a_dynamic_product_without_rounded_activations(tmp_path: Path, columns: 
     zero = (np.arange(V) % 5).astype("i1") if columns else np.array(2, "i1")
     onnx.save(dynamic(scale, zero if zeros else None), path := tmp_path / "model.onnx")
     stored = ir.load(path)
-    (made,) = matrices(stored)
+    (made,) = quantised_weights.matrices(stored)
     assert (made.name, made.operator, made.shape) == ("codes", "MatMulInteger", (V, H))
     assert (made.looked_up, made.multiplied) == (False, True)
     assert (made.rounding.bits, made.rounding.group) == (8, H if columns else V * H)
@@ -315,11 +312,11 @@ def test_a_dynamic_product_without_rounded_activations(tmp_path: Path, columns: 
     weight = (codes - (zero if zeros else 0)) * scale
     np.testing.assert_allclose(made.values(), weight.T, rtol=1e-6)
     x = np.random.default_rng(2).standard_normal((3, H)).astype("f4")
-    exact = exact_copy(str(path), tmp_path)
+    exact = quantised_weights.exact_copy(str(path), tmp_path)
     before, after = (ort.InferenceSession(file).run(None, {"x": x})[0] for file in (str(path), exact))
     np.testing.assert_allclose(after, x @ weight, rtol=1e-4, atol=1e-4)
     assert 1e-3 < np.abs(before - after).max() < 1
-    assert activation_forms(str(path)) == {"tensor"}
+    assert quantised_weights.activation_forms(str(path)) == {"tensor"}
 
 
 @pytest.mark.parametrize(("level", "forms"), [(None, set()), (0, set()), (1, set()), (4, {"block"})])
@@ -329,22 +326,25 @@ def test_blocks_without_rounded_activations(tmp_path: Path, level: int | None, f
     if level is not None:
         made.graph.node[1].attribute.append(helper.make_attribute("accuracy_level", level))
     onnx.save(made, path)
-    assert activation_forms(str(path)) == forms
-    exact = exact_copy(str(path), tmp_path)
+    assert quantised_weights.activation_forms(str(path)) == forms
+    exact = quantised_weights.exact_copy(str(path), tmp_path)
     assert (exact is not None) == bool(forms)
     if exact is not None:
-        assert activation_forms(exact) == frozenset() and exact_copy(exact, tmp_path) is None
+        assert (
+            quantised_weights.activation_forms(exact) == frozenset()
+            and quantised_weights.exact_copy(exact, tmp_path) is None
+        )
 
 
 def test_matrices_that_parity_cannot_dequantise_are_told(tmp_path: Path) -> None:
     """Codes whose columns are permuted, and operators of which no dequantised form is known."""
     made = onnx.load(two_matrices(tmp_path / "model.onnx", {}, rows=V))
-    assert list(unread(ir.from_proto(made))) == []
+    assert list(quantised_weights.unread(ir.from_proto(made))) == []
     made.graph.initializer.append(numpy_helper.from_array(np.zeros(H, "i4"), "order"))
     made.graph.node[1].name = "head"
     made.graph.node[1].input.append("order")
     made.graph.node.append(op("QMoE", "x", "z", name="experts", domain="com.microsoft"))
-    assert list(unread(ir.from_proto(made))) == [
+    assert list(quantised_weights.unread(ir.from_proto(made))) == [
         "MatMulNBits head reads codes in a form that tieconv does not know",
         "QMoE experts has no dequantised form that tieconv knows",
     ]
@@ -363,10 +363,10 @@ def test_activations_are_rounded_as_the_operators_do() -> None:
     scale = blocks.abs().amax(1, keepdim=True) / 127
     by_block = ((blocks / scale).round() * scale).reshape(3, 64)[:, :40]
     for forms, expected in ((("tensor",), torch.from_numpy(by_tensor)), (("block",), by_block), ((), x)):
-        with rounded_activations(heads, {"codes.weight"}, forms):
+        with gates.rounded_activations(heads, {"codes.weight"}, forms):
             torch.testing.assert_close(heads["codes"](x), expected)
             assert torch.equal(heads["rest"](x), x)
         assert torch.equal(heads["codes"](x), x)
     zero = torch.zeros(1, 40)
-    with rounded_activations(heads, {"codes.weight"}, ("block",)):
+    with gates.rounded_activations(heads, {"codes.weight"}, ("block",)):
         assert torch.equal(heads["codes"](zero), zero)

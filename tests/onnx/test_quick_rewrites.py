@@ -6,36 +6,28 @@ import contextlib
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 import pytest
 
-pytest.importorskip("torch")
-
-from onnxscript.rewriter import _matcher, pattern
-
+from tests.lazy import adapter, ir, rewriter
+from tests.lazy import adapter as room
 from tests.onnx import exported
-from tieconv.onnx.export import adapter
-from tieconv.onnx.export import adapter as room
-from tieconv.onnx.export.adapter import quick_rewrites
-
-FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
 
 def graph(operators: list[str]) -> ir.Model:
     """Each operator reads the output before it, but a Sigmoid reads what its predecessor reads."""
-    source = value = ir.Value(name="x", shape=ir.Shape([2]), type=FLOAT)
+    source = value = ir.Value(name="x", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.FLOAT))
     nodes, ends = [], []
     for number, operator in enumerate(operators):
         node = ir.node(operator, [source if operator == "Sigmoid" else value])
         source, value = node.inputs[0] or source, node.outputs[0]
-        value.name, value.type, value.shape = f"v{number}", FLOAT, ir.Shape([2])
+        value.name, value.type, value.shape = f"v{number}", source.type, ir.Shape([2])
         nodes.append(node)
         ends.append(value)
     made = ir.Graph([nodes[0].inputs[0]], ends, nodes=nodes, opset_imports={"": 20}, name="g")
     return ir.Model(made, ir_version=10)
 
 
-def both() -> pattern.RewriteRuleSet:
+def both() -> rewriter.pattern.RewriteRuleSet:
     """Relu and Sigmoid of one value, two outputs, become one Sum and one Mean of it."""
 
     def before(op, x):  # type: ignore[no-untyped-def]
@@ -44,7 +36,7 @@ def both() -> pattern.RewriteRuleSet:
     def after(op, x):  # type: ignore[no-untyped-def]
         return op.Sum(x), op.Mean(x)
 
-    return pattern.RewriteRuleSet([pattern.RewriteRule(before, after)])
+    return rewriter.pattern.RewriteRuleSet([rewriter.pattern.RewriteRule(before, after)])
 
 
 def rewritten(operators: list[str], patch: contextlib.AbstractContextManager[None]) -> tuple[int, bytes]:
@@ -66,7 +58,7 @@ def rewritten(operators: list[str], patch: contextlib.AbstractContextManager[Non
 )
 def test_the_rewrites_are_the_same(operators: list[str], want: int) -> None:
     """A pattern with two outputs is found where it is, and the graph is that of onnxscript's own matcher."""
-    with_patch = rewritten(operators, quick_rewrites())
+    with_patch = rewritten(operators, adapter.quick_rewrites())
     assert with_patch == rewritten(operators, contextlib.nullcontext())
     assert with_patch[0] == want
 
@@ -74,15 +66,15 @@ def test_the_rewrites_are_the_same(operators: list[str], want: int) -> None:
 def test_no_combination_is_tried_of_a_node_that_is_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 40 nodes of which one is a Relu, onnxscript's own matcher tries combinations of all, and this of one."""
     tried: list[str] = []
-    original = _matcher.SimplePatternMatcher._multi_match
+    original = rewriter._matcher.SimplePatternMatcher._multi_match
 
     def multi_match(self, candidate, **options):  # type: ignore[no-untyped-def]
         tried.append(candidate[0].op_type)
         return original(self, candidate, **options)
 
-    monkeypatch.setattr(_matcher.SimplePatternMatcher, "_multi_match", multi_match)
+    monkeypatch.setattr(rewriter._matcher.SimplePatternMatcher, "_multi_match", multi_match)
     operators = ["Abs"] * 38 + ["Relu", "Sigmoid"]
-    rewritten(operators, quick_rewrites())
+    rewritten(operators, adapter.quick_rewrites())
     assert tried == ["Relu"]
     rewritten(operators, contextlib.nullcontext())
     assert tried.count("Abs") == 38
@@ -90,18 +82,18 @@ def test_no_combination_is_tried_of_a_node_that_is_not_the_first(monkeypatch: py
 
 def test_the_matcher_is_put_back_and_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The patch ends with the export, also after an error; without the matcher that it knows it does nothing."""
-    original = _matcher.SimplePatternMatcher.match
-    with pytest.raises(ValueError, match="a failed export"), quick_rewrites():
-        assert _matcher.SimplePatternMatcher.match is not original
+    original = rewriter._matcher.SimplePatternMatcher.match
+    with pytest.raises(ValueError, match="a failed export"), adapter.quick_rewrites():
+        assert rewriter._matcher.SimplePatternMatcher.match is not original
         raise ValueError("a failed export")
-    assert _matcher.SimplePatternMatcher.match is original
+    assert rewriter._matcher.SimplePatternMatcher.match is original
     monkeypatch.setattr(room, "_MATCHER", "onnxscript.rewriter.no_such_module")
-    with quick_rewrites():
-        assert _matcher.SimplePatternMatcher.match is original
+    with adapter.quick_rewrites():
+        assert rewriter._matcher.SimplePatternMatcher.match is original
     monkeypatch.undo()
-    monkeypatch.setattr(_matcher.SimplePatternMatcher, "_match_node", lambda self: True)
-    with quick_rewrites():
-        assert _matcher.SimplePatternMatcher.match is original
+    monkeypatch.setattr(rewriter._matcher.SimplePatternMatcher, "_match_node", lambda self: True)
+    with adapter.quick_rewrites():
+        assert rewriter._matcher.SimplePatternMatcher.match is original
 
 
 @pytest.mark.slow

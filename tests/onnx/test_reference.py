@@ -9,17 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import DynamicCache
 
 import tieconv
 from tests.cli.run import run
+from tests.lazy import float64, load_file, save_file, torch, transformers
+from tests.lazy import measured_pair as free_memory
+from tests.loops import case
 from tests.onnx import exported
 from tests.onnx.exported import CACHE, ROWS, config
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
-from tieconv.onnx.parity import measured_pair as free_memory
-from tieconv.reference.float64 import KeepFloat64
 from tieconv.reference.model import (
     Batch,
     Reference,
@@ -53,9 +51,9 @@ def test_it_is_float64_throughout(model: Path) -> None:
     mask[0, :3] = 0
     batch = Batch(ids, mask)
     whole = reference.logits(batch)
-    cache, made = DynamicCache(config=reference.model.config), []
+    cache, made = transformers.DynamicCache(config=reference.model.config), []
     for start, end in ((0, 7), (7, 8), (8, 12)):
-        with torch.no_grad(), KeepFloat64():
+        with torch.no_grad(), float64.KeepFloat64():
             arguments = reference.inputs(batch.until(end), start)
             made.append(reference.call(**arguments, **{CACHE: cache}, use_cache=True).logits)
     pieces = torch.cat(made, 1)
@@ -72,60 +70,57 @@ def test_positions_start_after_the_padding() -> None:
     assert Batch(mask, mask).positions.tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
 
 
-class Takes(torch.nn.Module):
-    """A model of which only the arguments matter."""
-
-    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, mm_token_type_ids: Any) -> None: ...
-
-
-IDS, MASK, TYPES = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 1, 1, 1]]), torch.tensor([[0, 0, 1, 1]])
-ROWS_OF = torch.arange(8, dtype=torch.float64).reshape(1, 4, 2)
-ARGUMENTS = [
-    # the batch, the first position, and the arguments of the forward pass
-    (Batch(IDS, MASK), 0, {"input_ids": IDS, "attention_mask": MASK, "position_ids": [[0, 0, 1, 2]]}),
-    (Batch(IDS, MASK), 3, {"input_ids": [[6]], "attention_mask": MASK, "position_ids": [[2]]}),
-    (Batch(IDS, MASK, placed=False), 2, {"input_ids": [[5, 6]], "attention_mask": MASK}),
-    (
-        Batch(IDS, MASK, types=TYPES, placed=False),
-        1,
-        {"input_ids": [[4, 5, 6]], "attention_mask": MASK, "token_type_ids": [[0, 1, 1]]},
-    ),
-    (
-        Batch(IDS, MASK, embeds=ROWS_OF, placed=False),
-        2,
-        {"attention_mask": MASK, "inputs_embeds": [[[4.0, 5.0], [6.0, 7.0]]]},
-    ),
-    (
-        Batch(IDS, MASK, blocks=TYPES, placed=False),
-        0,
-        {"input_ids": IDS, "attention_mask": MASK, "mm_token_type_ids": TYPES},
-    ),
-    (Batch(IDS, MASK, blocks=TYPES, placed=False), 3, {"input_ids": [[6]], "attention_mask": MASK}),
-    (
-        Batch(IDS, MASK, decoder_ids=IDS[:, :2]),
-        0,
-        {"input_ids": IDS, "decoder_input_ids": [[3, 4]], "attention_mask": MASK},
-    ),
-    (
-        Batch(IDS, MASK, decoder_ids=IDS[:, :2], decoder_mask=MASK[:, :2]),
-        0,
-        {
-            "input_ids": IDS, "decoder_input_ids": [[3, 4]], "attention_mask": MASK,
-            "decoder_attention_mask": [[0, 1]],
-        },
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("batch", "start", "expected"), ARGUMENTS)
-def test_the_arguments_of_a_pass(batch: Batch, start: int, expected: dict[str, Any]) -> None:
+def test_the_arguments_of_a_pass() -> None:
     """From a position on; the mask covers what came before, and types of blocks are given at the start alone."""
-    given = Reference(Takes(), "float32", (), ()).inputs(batch, start)
-    assert {name: value.tolist() for name, value in given.items()} == {
-        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in expected.items()
-    }
-    rows = given.get("inputs_embeds")
-    assert rows is None or rows.dtype is torch.float32
+
+    class Takes(torch.nn.Module):
+        def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, mm_token_type_ids: Any) -> None: ...
+
+    ids, mask, types = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 1, 1, 1]]), torch.tensor([[0, 0, 1, 1]])
+    rows_of = torch.arange(8, dtype=torch.float64).reshape(1, 4, 2)
+    arguments = [
+        # the batch, the first position, and the arguments of the forward pass
+        (Batch(ids, mask), 0, {"input_ids": ids, "attention_mask": mask, "position_ids": [[0, 0, 1, 2]]}),
+        (Batch(ids, mask), 3, {"input_ids": [[6]], "attention_mask": mask, "position_ids": [[2]]}),
+        (Batch(ids, mask, placed=False), 2, {"input_ids": [[5, 6]], "attention_mask": mask}),
+        (
+            Batch(ids, mask, types=types, placed=False),
+            1,
+            {"input_ids": [[4, 5, 6]], "attention_mask": mask, "token_type_ids": [[0, 1, 1]]},
+        ),
+        (
+            Batch(ids, mask, embeds=rows_of, placed=False),
+            2,
+            {"attention_mask": mask, "inputs_embeds": [[[4.0, 5.0], [6.0, 7.0]]]},
+        ),
+        (
+            Batch(ids, mask, blocks=types, placed=False),
+            0,
+            {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": types},
+        ),
+        (Batch(ids, mask, blocks=types, placed=False), 3, {"input_ids": [[6]], "attention_mask": mask}),
+        (
+            Batch(ids, mask, decoder_ids=ids[:, :2]),
+            0,
+            {"input_ids": ids, "decoder_input_ids": [[3, 4]], "attention_mask": mask},
+        ),
+        (
+            Batch(ids, mask, decoder_ids=ids[:, :2], decoder_mask=mask[:, :2]),
+            0,
+            {
+                "input_ids": ids, "decoder_input_ids": [[3, 4]], "attention_mask": mask,
+                "decoder_attention_mask": [[0, 1]],
+            },
+        ),
+    ]  # fmt: skip
+    for number, (batch, start, expected) in enumerate(arguments):
+        with case(number):
+            given = Reference(Takes(), "float32", (), ()).inputs(batch, start)
+            assert {name: value.tolist() for name, value in given.items()} == {
+                name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in expected.items()
+            }
+            rows = given.get("inputs_embeds")
+            assert rows is None or rows.dtype is torch.float32
 
 
 def test_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +209,8 @@ def test_a_wrong_name_is_refused(tmp_path: Path) -> None:
 class _Model:
     """Records where its inputs are. Its logits are on the CPU, since no second device is here to compute."""
 
-    dtype = torch.float32
-
     def __init__(self) -> None:
+        self.dtype = torch.float32
         self.seen: list[set[str]] = []
         self.moves: list[str] = []
 

@@ -11,17 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from tests.lazy import bindings, graph_forward, ort_session, passes, torch
 from tests.onnx.nodes import model, op, save, token_ids, value
 from tests.refusals import failure_of
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
-from tieconv.onnx.ort_session import CPU, CUDA, UNKNOWN, Cause, open_session
-from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.graph_forward import as_tensor
-from tieconv.onnx.parity.passes import LogitStore, Work, run_graph, shape_nodes
 from tieconv.reference.packages import need
 
 
@@ -59,11 +55,11 @@ class Driver:
 class Runtime:
     """What the fake onnxruntime has, does, and was asked."""
 
-    providers: list[str] = field(default_factory=lambda: [CUDA, CPU])
+    providers: list[str] = field(default_factory=lambda: [ort_session.CUDA, ort_session.CPU])
     starts: bool = True
     fails: str = ""
     run_fails: str = ""
-    parts: list[Part] = field(default_factory=lambda: [Part(CUDA, [Node("MatMul", "head")])])
+    parts: list[Part] = field(default_factory=lambda: [Part(ort_session.CUDA, [Node("MatMul", "head")])])
     asked: list[Any] = field(default_factory=list)
     entries: dict[str, str] = field(default_factory=dict)
     bound: list[tuple[str, str, int]] = field(default_factory=list)
@@ -84,12 +80,12 @@ class Runtime:
             def __init__(self, path: str, options: Options, providers: list[Any], enable_fallback: int) -> None:
                 assert not enable_fallback
                 runtime.asked = providers
-                if runtime.fails and providers != [CPU]:
+                if runtime.fails and providers != [ort_session.CPU]:
                     raise RuntimeError(runtime.fails)
 
             def get_providers(self) -> list[str]:
                 names = [entry if isinstance(entry, str) else entry[0] for entry in runtime.asked]
-                return names if runtime.starts else [CPU]
+                return names if runtime.starts else [ort_session.CPU]
 
             def io_binding(self) -> Any:
                 return SimpleNamespace(
@@ -152,7 +148,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Distribution]:
 def not_run(provider: str, match: str | None = None, **options: Any) -> NotRunError:
     """What a session with this provider is refused with."""
     with pytest.raises(NotRunError, match=match) as refused:
-        open_session("model.onnx", provider, **options)
+        ort_session.open_session("model.onnx", provider, **options)
     return refused.value
 
 
@@ -161,12 +157,12 @@ def not_run(provider: str, match: str | None = None, **options: Any) -> NotRunEr
 def test_cuda_is_asked_for_without_tf32(monkeypatch, packages, provider: str, tf32: bool) -> None:
     """The verdict's session sets use_tf32=0, records the placement, and loads the CUDA libraries first."""
     runtime = Runtime().install(monkeypatch)
-    session = open_session("model.onnx", provider, tf32=tf32)
-    assert runtime.asked == [(CUDA, {"device_id": "0", "use_tf32": "1" if tf32 else "0"}), CPU]
+    session = ort_session.open_session("model.onnx", provider, tf32=tf32)
+    assert runtime.asked == [(ort_session.CUDA, {"device_id": "0", "use_tf32": "1" if tf32 else "0"}), ort_session.CPU]
     assert runtime.entries["session.record_ep_graph_assignment_info"] == "1"
     assert runtime.preloaded == 1
-    assert (session.device, session.use.active, session.use.tf32) == ("cuda", CUDA, tf32)
-    assert session.use.placement == {CUDA: 1}
+    assert (session.device, session.use.active, session.use.tf32) == ("cuda", ort_session.CUDA, tf32)
+    assert session.use.placement == {ort_session.CUDA: 1}
     assert session.use.versions["cuda"] == "13.0"
 
 
@@ -174,25 +170,25 @@ def test_a_silent_fallback_is_no_run(monkeypatch, packages) -> None:
     """A session that came up on the CPU though CUDA was asked for is refused with the next command."""
     Runtime(starts=False).install(monkeypatch)
     refused = not_run("cuda", "silently")
-    assert refused.active == CPU
+    assert refused.active == ort_session.CPU
     assert install_command("gpu", upgrade=True) in refused.hint
 
 
 def test_auto_takes_the_cpu_and_says_so(monkeypatch, packages) -> None:
     """Where CUDA does not start, auto runs on the CPU with a note; without a CUDA provider without one."""
     Runtime(starts=False).install(monkeypatch)
-    session = open_session("model.onnx", "auto")
-    assert (session.device, session.use.active) == ("cpu", CPU)
+    session = ort_session.open_session("model.onnx", "auto")
+    assert (session.device, session.use.active) == ("cpu", ort_session.CPU)
     assert any("does not start" in note for note in session.use.notes)
-    runtime = Runtime(providers=[CPU]).install(monkeypatch)
-    assert open_session("model.onnx", "auto").use.notes == ()
-    assert runtime.asked == [CPU]
+    runtime = Runtime(providers=[ort_session.CPU]).install(monkeypatch)
+    assert ort_session.open_session("model.onnx", "auto").use.notes == ()
+    assert runtime.asked == [ort_session.CPU]
     assert runtime.preloaded == 0
 
 
 def test_no_cuda_provider(monkeypatch, packages) -> None:
     """The CPU package alone: refused with the command that replaces it."""
-    Runtime(providers=[CPU]).install(monkeypatch)
+    Runtime(providers=[ort_session.CPU]).install(monkeypatch)
     assert not_run("cuda", "no CUDA provider").hint == f"pip uninstall -y onnxruntime && {install_command('gpu')}"
 
 
@@ -203,27 +199,39 @@ def test_no_cuda_provider(monkeypatch, packages) -> None:
                                       "ScatterND"])  # fmt: skip
 def test_a_heavy_node_on_the_cpu_is_no_run(monkeypatch, packages, operator: str) -> None:
     """Products, norms, attention, activations and experts on the CPU of a CUDA session are named, also under auto."""
-    parts = [Part(CUDA, [Node("Add", "a")]), Part(CPU, [Node(operator, "slow"), Node("Shape", "s")])]
+    parts = [
+        Part(ort_session.CUDA, [Node("Add", "a")]),
+        Part(ort_session.CPU, [Node(operator, "slow"), Node("Shape", "s")]),
+    ]
     Runtime(parts=parts).install(monkeypatch)
     for provider in ("cuda", "auto"):
         refused = not_run(provider, "1 heavy node")
-        assert (refused.fallback, refused.active) == ((f"{operator} slow",), CUDA)
+        assert (refused.fallback, refused.active) == ((f"{operator} slow",), ort_session.CUDA)
 
 
 def test_a_gather_of_a_weight_is_heavy_and_one_of_a_shape_is_not(monkeypatch, packages) -> None:
     """onnxruntime puts shape arithmetic on the CPU on purpose; a lookup in the embedding does not belong there."""
-    parts = [Part(CUDA, [Node("MatMul", "head")]), Part(CPU, [Node("Gather", "dim"), Node("Gather", "embed")])]
+    parts = [
+        Part(ort_session.CUDA, [Node("MatMul", "head")]),
+        Part(ort_session.CPU, [Node("Gather", "dim"), Node("Gather", "embed")]),
+    ]
     Runtime(parts=parts).install(monkeypatch)
-    assert open_session("model.onnx", "cuda").use.placement == {CUDA: 1, CPU: 2}
+    assert ort_session.open_session("model.onnx", "cuda").use.placement == {ort_session.CUDA: 1, ort_session.CPU: 2}
     assert not_run("cuda", weight_gathers={"embed"}).fallback == ("Gather embed",)
 
 
 def test_whole_numbers_may_stay_on_the_cpu(monkeypatch, packages) -> None:
     """A ScatterND or TopK of a shape is arithmetic of shapes; of the values of a layer it is not."""
-    parts = [Part(CUDA, [Node("MatMul", "head")]), Part(CPU, [Node("ScatterND", "sides"), Node("TopK", "experts")])]
+    parts = [
+        Part(ort_session.CUDA, [Node("MatMul", "head")]),
+        Part(ort_session.CPU, [Node("ScatterND", "sides"), Node("TopK", "experts")]),
+    ]
     Runtime(parts=parts).install(monkeypatch)
     assert not_run("cuda", shape_nodes={"sides"}).fallback == ("TopK experts",)
-    assert open_session("model.onnx", "cuda", shape_nodes={"sides", "experts"}).use.placement == {CUDA: 1, CPU: 2}
+    assert ort_session.open_session("model.onnx", "cuda", shape_nodes={"sides", "experts"}).use.placement == {
+        ort_session.CUDA: 1,
+        ort_session.CPU: 2,
+    }
 
 
 def test_which_nodes_compute_whole_numbers(tmp_path: Path) -> None:
@@ -237,14 +245,14 @@ def test_which_nodes_compute_whole_numbers(tmp_path: Path) -> None:
     sides, *outputs = (token_ids(name, [1]) for name in ("sides", "changed", "where"))
     outputs.append(value("best", [1]))
     save(model(nodes, inputs, outputs, {"at": np.array([[0]])}, value_info=[sides]), tmp_path / "g.onnx")
-    assert shape_nodes(read_graph(str(tmp_path / "g.onnx"))) == {"shape", "scatter"}
+    assert passes.shape_nodes(read_graph(str(tmp_path / "g.onnx"))) == {"shape", "scatter"}
 
 
 def test_an_unknown_placement_is_no_run(monkeypatch, packages) -> None:
     """A runtime that does not report where its nodes are proves nothing about CUDA; on the CPU it does not matter."""
     Runtime().install(monkeypatch, placement=False)
     not_run("cuda", "does not report")
-    assert open_session("model.onnx", "cpu").use.placement == {}
+    assert ort_session.open_session("model.onnx", "cpu").use.placement == {}
     Runtime(parts=[]).install(monkeypatch)
     not_run("cuda", "no placement")
 
@@ -255,7 +263,7 @@ def test_both_packages_at_once(monkeypatch, packages) -> None:
     Runtime().install(monkeypatch)
     refused = not_run("cuda", r"1\.30\.0 and onnxruntime-gpu 1\.31\.1 are both installed")
     assert refused.hint.startswith("pip uninstall -y onnxruntime onnxruntime-gpu && ")
-    (note,) = open_session("model.onnx", "cpu").use.notes
+    (note,) = ort_session.open_session("model.onnx", "cpu").use.notes
     assert "in one directory" in note
 
 
@@ -263,8 +271,8 @@ def test_two_packages_in_two_directories(monkeypatch, packages) -> None:
     """A package that lies elsewhere on the path overwrites nothing: the first one runs, on CUDA where it can."""
     packages["onnxruntime"] = Distribution("1.30.0", "/other")
     runtime = Runtime().install(monkeypatch)
-    assert open_session("model.onnx", "cuda").use.notes == ()
-    runtime.providers = [CPU]
+    assert ort_session.open_session("model.onnx", "cuda").use.notes == ()
+    runtime.providers = [ort_session.CPU]
     runtime.module.__file__ = "/other/onnxruntime/__init__.py"
     refused = not_run("cuda", r"onnxruntime-gpu 1\.31\.1 has one but is later")
     assert refused.hint == "pip uninstall -y onnxruntime, or PYTHONPATH=/site"
@@ -285,8 +293,8 @@ def test_a_driver_that_says_no(monkeypatch, packages, capfd, said: str, code: st
     runtime = Runtime(fails=f"cuda_call.cc:123 {said} ; GPU=0 ; hostname=h").install(monkeypatch)
     refused = not_run("cuda", "does not start")
     assert refused.code == code and refused.hint
-    session = open_session("model.onnx", "auto")
-    assert (session.use.active, runtime.asked) == (CPU, [CPU])
+    session = ort_session.open_session("model.onnx", "auto")
+    assert (session.use.active, runtime.asked) == (ort_session.CPU, [ort_session.CPU])
     assert any("runs on the CPU" in note for note in session.use.notes)
     assert runtime.severity == 2
     assert capfd.readouterr() == ("", "")
@@ -315,9 +323,9 @@ NO_CUDNN = (
 def test_a_device_that_fails_while_the_graph_runs(monkeypatch, packages, said: str, code: str, why: str) -> None:
     """A library or the device is to blame, so nothing was measured; a node that fails is the graph's own fault."""
     runtime = Runtime(run_fails=said).install(monkeypatch)
-    session = open_session("model.onnx", "cuda")
+    session = ort_session.open_session("model.onnx", "cuda")
     refused = failure_of(session.run, NotRunError, {}, [], "")
-    assert (refused.code, refused.active) == (code, CUDA)
+    assert (refused.code, refused.active) == (code, ort_session.CUDA)
     assert why in refused.message and refused.hint
     runtime.run_fails = "Non-zero status code returned while running Mul node: right operand cannot broadcast"
     with pytest.raises(RuntimeError, match="cannot broadcast"):
@@ -327,11 +335,11 @@ def test_a_device_that_fails_while_the_graph_runs(monkeypatch, packages, said: s
 def test_a_device_without_cudnn_is_no_verdict(monkeypatch, packages) -> None:
     """parity does not call a graph wrong on a machine without cuDNN."""
     Runtime(run_fails=NO_CUDNN).install(monkeypatch)
-    session = open_session("model.onnx", "cuda")
+    session = ort_session.open_session("model.onnx", "cuda")
     graph = SimpleNamespace(logits=lambda batch: session.run({}, [], ""))
-    work = Work(Kind.PLAIN, SimpleNamespace(vocab_size=8), types=False)
-    with pytest.raises(NotRunError, match="needs cuDNN"), LogitStore() as store:
-        run_graph(graph, work, store, "graph")  # type: ignore[arg-type]
+    work = passes.Work(bindings.Kind.PLAIN, SimpleNamespace(vocab_size=8), types=False)
+    with pytest.raises(NotRunError, match="needs cuDNN"), passes.LogitStore() as store:
+        passes.run_graph(graph, work, store, "graph")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -362,8 +370,8 @@ def test_a_second_device(monkeypatch, packages) -> None:
     """The session and what it returns are on the device that was asked for."""
     runtime = Runtime().install(monkeypatch)
     monkeypatch.setattr("tieconv.onnx.ort_session._driver", lambda load: Driver(2))
-    session = open_session("model.onnx", "cuda:1")
-    assert runtime.asked[0] == (CUDA, {"device_id": "1", "use_tf32": "0"})
+    session = ort_session.open_session("model.onnx", "cuda:1")
+    assert runtime.asked[0] == (ort_session.CUDA, {"device_id": "1", "use_tf32": "0"})
     assert session.use.requested == "cuda:1"
     with pytest.raises(ValueError, match="zip"):  # the imitation returns nothing
         session.run({}, ["logits", "cache"], "logits")
@@ -374,12 +382,12 @@ def test_bf16_where_cuda_does_not_start(monkeypatch, packages) -> None:
     """The CPU cannot do the graph's first product: told is why CUDA did not start, not that a kernel is missing."""
     said = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Mul(14) node"
     Runtime(fails=said).install(monkeypatch)
-    found = Cause("libcuda.so.1 is missing", "install the driver", "session.no-driver")
+    found = ort_session.Cause("libcuda.so.1 is missing", "install the driver", "session.no-driver")
     monkeypatch.setattr("tieconv.onnx.ort_session.diagnose", lambda ort, said="": found)
     refused = not_run("cuda", r"does not start: libcuda\.so\.1", precision="bfloat16")
-    assert (refused.hint, refused.active) == ("install the driver", CPU)
+    assert (refused.hint, refused.active) == ("install the driver", ort_session.CPU)
     not_run("auto", "bf16", precision="bfloat16")
-    found = Cause("all is well", "", UNKNOWN)
+    found = ort_session.Cause("all is well", "", ort_session.UNKNOWN)
     not_run("cuda", r"no kernel for a node.*Mul\(14\)", precision="bfloat16")
 
 
@@ -387,7 +395,7 @@ def test_half_a_package(monkeypatch) -> None:
     """What is left when one of the two was removed is told, with the way out."""
     monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
     with pytest.raises(MissingPackageError, match="incomplete"):
-        open_session("model.onnx", "cpu")
+        ort_session.open_session("model.onnx", "cpu")
 
 
 @pytest.mark.parametrize("provider", ["cpu", "auto"])
@@ -396,14 +404,14 @@ def test_bf16_needs_a_gpu(monkeypatch, packages, provider: str) -> None:
     Runtime(starts=False).install(monkeypatch)
     not_run(provider, "bf16", precision="bfloat16")
     Runtime().install(monkeypatch)
-    assert open_session("model.onnx", "cuda", precision="bfloat16").device == "cuda"
+    assert ort_session.open_session("model.onnx", "cuda", precision="bfloat16").device == "cuda"
 
 
 def test_a_missing_package_gives_the_command(monkeypatch) -> None:
     """One sentence and pip, whatever is missing; a package that is there and broken is told apart."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingPackageError, match="onnxruntime") as missing:
-        open_session("model.onnx", "cpu")
+        ort_session.open_session("model.onnx", "cpu")
     assert missing.value.hint == install_command("onnx")
     with pytest.raises(MissingPackageError, match="needs the package no_such_package, which is not installed"):
         need("no_such_package", "onnx", "a test")
@@ -415,7 +423,7 @@ def test_bf16_logits_are_read() -> None:
 
     logits = torch.tensor([[1.5, -2.25, 3e38]], dtype=torch.bfloat16)
     value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(logits.view(torch.uint16).numpy(), 16)
-    assert torch.equal(as_tensor(value), logits)
+    assert torch.equal(graph_forward.as_tensor(value), logits)
 
 
 @pytest.mark.gpu
@@ -427,5 +435,5 @@ def test_parity_on_cuda(exported, dtype: str) -> None:
     made = exported("llama", dtype)
     report = tieconv.parity(made.graph, made.model, provider="cuda")
     assert report.verdict == "passed", report.reason or [gate for gate in report.gates if not gate.passed]
-    assert (report.provider.active, report.provider.fallback_nodes) == (CUDA, 0)
+    assert (report.provider.active, report.provider.fallback_nodes) == (ort_session.CUDA, 0)
     assert (report.metrics is not None and report.metrics.tf32 is not None) == (dtype == "float32")

@@ -11,13 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
-from safetensors.torch import save_file
 
-from tests.onnx.graphs import PLAIN, identity, write_graph
+from tests.lazy import save_file, torch, weight_identity
+from tests.onnx.graphs import identity, unchanged, write_graph
 from tests.onnx.nodes import op
 from tieconv import inspect
 from tieconv.checkpoint.results.parity import Identity
@@ -27,10 +26,9 @@ from tieconv.errors import UnreadableError, UnsafePathError, VerificationError
 from tieconv.execute.verify import Verifier
 from tieconv.execute.write import Syncer, Writer
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.weight_identity import Weight, find_blocks, folds, weight_identity
 from tieconv.sources.local import FileSet, open_files
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 @pytest.fixture
@@ -54,9 +52,9 @@ def test_forms(tmp_path: Path, matrix: torch.Tensor, external: bool) -> None:
 @pytest.mark.parametrize("precision", DTYPES)
 def test_the_cast_is_torchs(tmp_path: Path, matrix: torch.Tensor, stored: str, precision: str) -> None:
     """A checkpoint in any float type is found in a graph in any other, both ways round, at 16-bit ties too."""
-    tensor = matrix.to(DTYPES[stored])
+    tensor = matrix.to(getattr(torch, stored))
     tensor[0, :6] = torch.tensor([1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 2**-25, 1e30])
-    weights = {"w": tensor.to(DTYPES[precision]).T}
+    weights = {"w": tensor.to(getattr(torch, precision)).T}
     assert identity(tmp_path, {"embed": tensor}, weights, precision).found == 1
 
 
@@ -101,7 +99,7 @@ def test_folds_are_proved(tmp_path: Path, matrix: torch.Tensor) -> None:
     config = SimpleNamespace(hidden_size=50, num_attention_heads=2, head_dim=16, query_pre_attn_scalar=9)
     norm = matrix[0].clone()
     tensors = {"norm": norm, "embed": matrix}
-    known = tuple(folds(config))
+    known = tuple(weight_identity.folds(config))
     plus = {"n": norm.float() + 1.0}
     assert identity(tmp_path, tensors, plus | {"w": matrix * 50**0.5}, folds=known).how == {
         "straight, one plus": 1,
@@ -249,7 +247,7 @@ def _read(folder: Path, tensors: dict[str, torch.Tensor], weights: dict[str, tor
     checkpoint = inspect(folder, depth="header").checkpoint
     with open_files(checkpoint.root) as files:
         reader = _Counted(files)
-        found = weight_identity(graph, checkpoint, reader, "float32", PLAIN, (), None)
+        found = weight_identity.weight_identity(graph, checkpoint, reader, "float32", unchanged(), (), None)
     return found, reader.bytes / found.bytes
 
 
@@ -411,7 +409,7 @@ def test_packed_is_not_looked_for_in_pieces(tmp_path: Path) -> None:
 
 def test_nothing_to_look_for_reads_nothing() -> None:
     """Where every tensor stands whole, no weight is hashed."""
-    assert find_blocks({}, {"w": Weight("FLOAT", None)}).forms == {}
+    assert weight_identity.find_blocks({}, {"w": weight_identity.Weight("FLOAT", None)}).forms == {}
 
 
 def test_what_samples_refute_is_no_try(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ from unittest.mock import Mock
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import helper
 
 import tieconv as api
 from fixtures.onnx_graphs import SHARED, V, build, transposed
 from tests.cli.run import ok, refused, run
+from tests.lazy import graph_model, ir
+from tests.lazy import session_proof as graph_proof
+from tests.lazy import write_plan as graph_planned
 from tests.onnx import nodes
 from tests.onnx.graphs import SHAPES, copies, disk, outputs, same_bits
 from tests.schemas import validate
@@ -30,9 +32,6 @@ from tieconv.errors import RefusedError, StalePlanError, VerificationError
 from tieconv.execute import publish
 from tieconv.execute.target import staging_path
 from tieconv.execute.write import Writer
-from tieconv.onnx.graph_model import initializers
-from tieconv.onnx.write import plan as graph_planned
-from tieconv.onnx.write import session_proof as graph_proof
 from tieconv.text import size
 
 
@@ -344,7 +343,9 @@ def test_weights_in_the_graph_are_copied_from_file_to_file(
         once.parent.mkdir()
         twice.parent.mkdir()
         planned = api.plan_graph_dedup(source)
-        large = [value for _, value in initializers(planned.files[0].model) if value.const_value.nbytes > 2000]
+        large = [
+            value for _, value in graph_model.initializers(planned.files[0].model) if value.const_value.nbytes > 2000
+        ]
         assert large and {isinstance(value.const_value, ir.ExternalTensor) for value in large} == {name == "disk"}
         assert planned.execute(once).verified and api.plan_graph_untie(once).execute(twice).verified
         written.append((once.read_bytes(), twice.read_bytes()))

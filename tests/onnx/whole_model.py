@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
-import transformers as tr
 from tokenizers import Tokenizer, models
 
+from tests.lazy import torch
+from tests.lazy import transformers as tr
 from tests.onnx.export_table import OPTIMUM, committed, write
 from tests.onnx.head_forms import _resident, session
 

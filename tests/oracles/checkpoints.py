@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
 
 from fixtures import zoo
+from tests.lazy import save_file, torch
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role
@@ -23,7 +22,6 @@ from tieconv.checkpoint.family import Family, Role
 FLAG = "tie_word_embeddings"
 PROMPT = (1, 5, 9, 7, 3, 4)  # rows 3 and 4 are those that `near` changes
 MORE_ROWS = 8
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "mixed": torch.float32}
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "mixed": "float32"}
 
 
@@ -199,7 +197,7 @@ def _index(shards: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
 
 
 def _tensors(cell: Cell, made: Base) -> dict[str, torch.Tensor]:
-    kind = _TYPES[cell.dtype]
+    kind = getattr(torch, _NAMES[cell.dtype])
     tensors = {name: _cast(tensor, kind) for name, tensor in made.others.items()}
     if cell.embedding:
         tensors[made.family.input_embedding or ""] = made.tables["E"].to(kind)

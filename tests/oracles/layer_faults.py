@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
-
+from tests.lazy import load_file, save_file
 from tests.oracles import checkpoints
 from tests.oracles.checkpoints import FAMILIES, Cell
 from tests.oracles.measure import Runner

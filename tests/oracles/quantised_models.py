@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers as tr
-from safetensors.torch import save_file
 
 from tests.inspection.quantised.stored_models import values as dequantised
+from tests.lazy import save_file, torch
+from tests.lazy import transformers as tr
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD
@@ -25,7 +24,7 @@ PAIRS = (("float", "quantised"), ("quantised", "absent"), ("quantised", "quantis
 """How embedding and head are stored. The config lists a head that is `quantised`, that was `dropped` and is absent, or
 that is float and `listed`. It does not list one that is `absent`, or that is quantised and `left-out`."""
 GONE = ("absent", "dropped")
-Tensors = dict[str, torch.Tensor]
+Tensors = "dict[str, torch.Tensor]"
 Config = dict[str, Any]
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,

@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fixtures.gguf_bytes import F32, gguf
 from fixtures.hostile import entry, file_of
 from tests.hostile.conftest import faults_of_text
+from tests.lazy import save_file, torch
 from tests.patience import received
 
 MARK = "pwned"

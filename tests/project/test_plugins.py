@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from tests import optional
+from tests import lazy, optional
 from tests.cpu import COLLECTION, folder_of, unit
 
 pytest_plugins = ["pytester"]
@@ -125,3 +126,24 @@ def test_the_first_the_last_and_those_between(number: int, request: pytest.Fixtu
 def test_a_case_that_is_slow_by_itself_does_not_count(word: str, request: pytest.FixtureRequest) -> None:
     """One case is the first one."""
     assert (word == "first") == (request.node.get_closest_marker("slow") is None)
+
+
+def test_a_lazy_module_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is replaced in it is put back. A package that the run says is absent is missing at once."""
+    (tmp_path / "imported_late.py").write_text("first, second = 1, 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = lazy.Lazy("imported_late")
+    assert getattr(module, "__test__", None) is None and "imported_late" not in sys.modules
+    assert (module.first, module.second) == (1, 2)
+    made = sys.modules["imported_late"]
+    with monkeypatch.context() as patch, mock.patch.object(module, "second", 4):
+        patch.setattr(module, "first", 3)
+        assert vars(made)["first"] == 3 and vars(made)["second"] == 4
+    assert vars(made)["first"] == 1 and vars(made)["second"] == 2
+    del sys.modules["imported_late"]
+    monkeypatch.setenv("TIECONV_WITHOUT", "torch")
+    for name in ("torch", "load_file"):
+        with pytest.raises(ModuleNotFoundError, match="torch"):
+            getattr(lazy, name)
+    with pytest.raises(AttributeError):
+        lazy.no_such_module  # noqa: B018

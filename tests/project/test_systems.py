@@ -12,14 +12,13 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
-from safetensors.torch import save_file
 
 import tieconv
 from tests.checks.fixtures import FIXTURES
 from tests.cli.run import run
 from tests.cli.stored import configure
+from tests.lazy import save_file, torch
 from tieconv.cli import main
 from tieconv.execute import tree
 from tieconv.inspection import equality

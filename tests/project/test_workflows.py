@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import trove_classifiers
 import yaml
-from check_jsonschema import main as check_jsonschema
 from click.testing import CliRunner
-from pre_commit.clientlib import load_config
 
 from tests.fuzz.targets import TARGETS
+from tests.lazy import check_jsonschema, clientlib
 from tests.mutants.rooms import TESTS
 from tests.oracles.environments import ENVIRONMENTS
 from tieconv.version import REPOSITORY, VERSION
@@ -39,14 +38,14 @@ def steps(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_each_is_what_github_documents(path: Path) -> None:
     """By the schema of workflows."""
-    result = CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.github-workflows", str(path)])
+    result = CliRunner().invoke(check_jsonschema.main, ["--builtin-schema", "vendor.github-workflows", str(path)])
     assert result.exit_code == 0, result.output
 
 
 def test_dependabot_is_what_github_documents() -> None:
     """By its schema; it renews the hashes."""
     path = ROOT / ".github" / "dependabot.yml"
-    result = CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.dependabot", str(path)])
+    result = CliRunner().invoke(check_jsonschema.main, ["--builtin-schema", "vendor.dependabot", str(path)])
     assert result.exit_code == 0, result.output
     assert [entry["package-ecosystem"] for entry in loaded(path)["updates"]] == ["github-actions"]
 
@@ -154,7 +153,7 @@ def test_macos_is_tried() -> None:
 
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 TEMPLATES = ROOT / ".github" / "ISSUE_TEMPLATE"
-HOOKS = load_config(str(ROOT / ".pre-commit-config.yaml"))["repos"]
+HOOKS = [hook for repo in loaded(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
 
 
 def _commands() -> list[str]:
@@ -181,9 +180,11 @@ def test_the_guide_covers_a_contributor_s_questions() -> None:
     assert re.search(r"^pytest tests/\S+\.py ", GUIDE, re.M)
 
 
-@pytest.mark.parametrize("hook", [hook for repo in HOOKS for hook in repo["hooks"]], ids=lambda hook: hook["id"])
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
 def test_our_own_hooks_run_what_the_environment_has(hook: dict[str, str]) -> None:
     """pre-commit reads the file, and each entry is a program of a dependency group or of tieconv."""
+    read = clientlib.load_config(str(ROOT / ".pre-commit-config.yaml"))["repos"]
+    assert hook["entry"] in [known["entry"] for repo in read for known in repo["hooks"]]
     program = shlex.split(hook["entry"])[0]
     groups = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     package = {"lint-imports": "import-linter"}.get(program, program)
@@ -196,7 +197,7 @@ def test_the_models_hook_passes() -> None:
     """The models that it checks are good."""
     from tieconv.cli import main
 
-    (entry,) = [hook["entry"] for repo in HOOKS for hook in repo["hooks"] if hook["id"] == "models"]
+    (entry,) = [hook["entry"] for hook in HOOKS if hook["id"] == "models"]
     words = [str(ROOT / word) if word.startswith("fixtures/") else word for word in shlex.split(entry)[1:]]
     assert CliRunner().invoke(main, words).exit_code == 0
 
@@ -212,7 +213,7 @@ def test_the_models_hook_passes() -> None:
 )
 def test_files_are_what_github_documents(schema: str, path: Path) -> None:
     """The issue forms, their page of choices and the citation hold by their schemas."""
-    result = CliRunner().invoke(check_jsonschema, ["--builtin-schema", f"vendor.{schema}", str(path)])
+    result = CliRunner().invoke(check_jsonschema.main, ["--builtin-schema", f"vendor.{schema}", str(path)])
     assert result.exit_code == 0, result.output
 
 

@@ -8,12 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
-from safetensors.torch import load_file, save_file
 
 import tieconv as api
 from fixtures.public import PUBLIC, directories, layouts
+from tests.lazy import load_file, save_file, torch
 from tests.onnx.graphs import write_graph
 from tieconv.architectures import guess as pattern
 from tieconv.cli import main

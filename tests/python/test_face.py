@@ -13,9 +13,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import torch
 
 import tieconv
+from tests.lazy import torch
 from tests.onnx.graphs import write_graph
 from tieconv.checkpoint.results.parity import Verdict
 from tieconv.checkpoint.results.push import FileChange

@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
 from fixtures import families, zoo
+from tests.lazy import torch, transformers
 from tests.reload.layouts import Subject
 from tieconv.architectures import find
 from tieconv.checkpoint.family import FlagMeaning

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import load_file
 
 from fixtures import families, zoo
+from tests.lazy import load_file, torch
 
 LAYOUTS = ("single", "sharded", "bin", "bin-sharded")
 """safetensors, then the files of `torch.save`, which transformers 5 still loads and no longer writes."""

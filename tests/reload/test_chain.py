@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from tests.cases.chains import chains
+from tests.lazy import load_file, save_file, torch
 from tests.reload.judge import differences, load, save
 from tests.slow import fast_only
 
@@ -21,7 +20,7 @@ KINDS = {
     "BertForMaskedLM": ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
     "T5ForConditionalGeneration": ("shared.weight", "lm_head.weight"),
 }
-Tensors = dict[str, torch.Tensor]
+Tensors = "dict[str, torch.Tensor]"
 Damage = Callable[[Tensors, str, str], object]
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import tieconv
 from fixtures import zoo
 from tests.cli.run import run
+from tests.lazy import torch
 
 KIND = "LlamaForCausalLM"
 LIMIT = 2e-6

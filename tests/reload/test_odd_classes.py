@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import tieconv
 from fixtures import zoo
 from tests.checks.fixtures.model import matrix
 from tests.checks.fixtures.model import save as save_model
+from tests.lazy import torch
 from tests.reload.judge import save
 from tieconv.errors import RefusedError
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
-import torch
-
 import tieconv
+from tests.lazy import torch
 from tests.reload.judge import Loaded, changed_files, differences, head_factor, load
 from tests.reload.layouts import SHARD, Subject
 from tieconv.errors import RefusedError

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
-import jsonschema
-from markdown_it import MarkdownIt
 
-_SCHEMA = json.loads((Path(__file__).parent / "data" / "sarif-schema-2.1.0.json").read_text(encoding="utf-8"))
-SARIF = jsonschema.Draft202012Validator(_SCHEMA)
+@cache
+def sarif() -> Any:
+    """The validator of SARIF 2.1.0."""
+    import jsonschema
+
+    path = Path(__file__).parent / "data" / "sarif-schema-2.1.0.json"
+    return jsonschema.Draft202012Validator(json.loads(path.read_text(encoding="utf-8")))
 
 
 @dataclass
@@ -96,6 +101,8 @@ _BLOCKS = {"heading", "paragraph", "table", "thead", "tbody", "tr", "th", "td"}
 
 def page(text: str) -> Page:
     """``text`` through a parser of GitHub-flavoured Markdown with HTML and bare links switched on."""
+    from markdown_it import MarkdownIt
+
     found = Page()
     for token in MarkdownIt("gfm-like").parse(text):
         block = re.sub("_(open|close)$", "", token.type)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from check_jsonschema import main as check_jsonschema
 from click.testing import CliRunner
-from pre_commit.clientlib import load_config, load_manifest
 
 from tests.children import sound
+from tests.lazy import check_jsonschema, clientlib
 from tests.reporters import readers
 from tests.reporters.reports import every_case
 from tieconv.reporters.ci import formats as check
@@ -116,7 +115,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def valid(schema: str, path: Path) -> None:
-    result = CliRunner().invoke(check_jsonschema, ["--builtin-schema", f"vendor.{schema}", str(path)])
+    result = CliRunner().invoke(check_jsonschema.main, ["--builtin-schema", f"vendor.{schema}", str(path)])
     assert result.exit_code == 0, result.output
 
 
@@ -145,9 +144,9 @@ def test_recipes_are_what_their_services_document(name: str, schema: str, tmp_pa
 
 def test_the_hook_and_its_recipe_are_what_pre_commit_reads(tmp_path: Path) -> None:
     """pre-commit itself loads the manifest, and the recipe names a hook of it."""
-    (hook,) = load_manifest(str(ROOT / ".pre-commit-hooks.yaml"))
+    (hook,) = clientlib.load_manifest(str(ROOT / ".pre-commit-hooks.yaml"))
     (tmp_path / "config.yaml").write_text(BLOCKS[".pre-commit-config.yaml"])
-    (repository,) = load_config(str(tmp_path / "config.yaml"))["repos"]
+    (repository,) = clientlib.load_config(str(tmp_path / "config.yaml"))["repos"]
     assert [used["id"] for used in repository["hooks"]] == [hook["id"]] == ["tieconv-check"]
     assert hook["entry"].split()[0] == "tieconv" and hook["pass_filenames"] is False
 
@@ -173,7 +172,7 @@ def test_the_hook_and_its_recipe_are_what_pre_commit_reads(tmp_path: Path) -> No
 )
 def test_the_hook_runs_when_a_model_changes(name: str, runs: bool) -> None:
     """Weights, index, configs, tokenizer and model code."""
-    (hook,) = load_manifest(str(ROOT / ".pre-commit-hooks.yaml"))
+    (hook,) = clientlib.load_manifest(str(ROOT / ".pre-commit-hooks.yaml"))
     assert bool(re.search(hook["files"], name)) is runs
 
 
@@ -232,7 +231,7 @@ def test_the_action_reports_everywhere_and_keeps_the_exit_code(stage: Stage, cod
     assert stage.files["summary"].read_text() == check.render("markdown", every_case()) + "\n"
     assert stage.outputs["exit-code"] == str(code)
     assert Path(stage.outputs["json"]).read_text() == REPORT
-    readers.SARIF.validate(json.loads(Path(stage.outputs["sarif"]).read_text()))
+    readers.sarif().validate(json.loads(Path(stage.outputs["sarif"]).read_text()))
     readers.strict_junit(Path(stage.outputs["junit"]).read_text())
 
 
@@ -343,5 +342,5 @@ def test_the_action_end_to_end(stage: Stage, step: str, level: str, code: int) -
     assert done.returncode == code, done.stdout + done.stderr
     report = json.loads(Path(stage.outputs["json"]).read_text())
     assert report["failed"] == min(code, 1) and len(report["models"]) == len(names)
-    readers.SARIF.validate(json.loads(Path(stage.outputs["sarif"]).read_text()))
+    readers.sarif().validate(json.loads(Path(stage.outputs["sarif"]).read_text()))
     assert readers.page(stage.files["summary"].read_text()).strays == []

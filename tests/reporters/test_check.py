@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 def sarif(report: CheckReport) -> dict:
     log = json.loads(check.render("sarif", report))
-    readers.SARIF.validate(log)
+    readers.sarif().validate(log)
     return log["runs"][0]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from safetensors.torch import load_file
 
 from docs.pages import writers as page
 from tests.cli.run import run
+from tests.lazy import load_file
 from tests.writers import graph_faults
 from tests.writers import judge as judging
 from tests.writers.measure import ENVIRONMENTS, FIGURES, NOT_INSTALLED, PROGRAMS, WRITERS, figures, new_faults

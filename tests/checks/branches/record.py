@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 import tieconv as api
 from fixtures.onnx_graphs import H, V, embedding, transposed, values
 from tests.checks import test_levels
@@ -19,6 +17,7 @@ from tests.checks.fixtures.graphs import saved
 from tests.checks.fixtures.model import EMBED, HEAD, KIMI, Tensors, flagged, llama, matrix, save, vector, weights
 from tests.checks.fixtures.more import TOKEN_ROWS, base_of, of_config, save_adapter
 from tests.inspection.quantised.stored_models import GPTQ, MLX_SIZES, NAMED, equal, gptq, mlx, model, packed
+from tests.lazy import torch
 from tieconv.checks.registry import RULES
 
 RECORD = Path(__file__).with_name("expected.json")

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
+from tests.lazy import torch
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sides of a chunk."""
@@ -87,6 +87,6 @@ def mesh(shape: Sequence[int], parts: Sequence[int]) -> list[Box]:
     return [(tuple(start for start, _ in cell), tuple(side for _, side in cell)) for cell in cells]
 
 
-def numbers(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def numbers(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a tensor whose elements all differ, as far as the dtype can."""
-    return torch.arange(prod(shape), dtype=torch.float32).reshape(tuple(shape)).to(dtype)
+    return torch.arange(prod(shape), dtype=torch.float32).reshape(tuple(shape)).to(dtype or torch.float32)

@@ -11,14 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import tieconv as api
+from tests.formats.distributed.save_chunks import mesh, random_boxes, save_chunks
+from tests.lazy import torch, transformers
 from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.execute.write import Writer
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tests.formats.distributed.save_chunks import mesh, random_boxes, save_chunks  # noqa: E402
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IDS = [[1, 5, 3, 7]]

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 import tieconv as api
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from tests.lazy import torch, transformers
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROOT = Path(__file__).parents[3]

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 import tieconv as api
+from tests.formats.distributed.save_chunks import Box, mesh, numbers, random_boxes, save_chunks
+from tests.lazy import torch
+from tests.loops import case, fresh
 from tests.refusals import failure_of
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import TieconvError
 from tieconv.opened import opened, tensor_reader
-
-torch = pytest.importorskip("torch")
-
-from tests.formats.distributed.save_chunks import Box, mesh, numbers, random_boxes, save_chunks  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -68,24 +67,26 @@ def pair_state(folder: Path) -> State:
 
 
 @pytest.mark.parametrize("case", MESHES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
-def test_dense_bytes_are_those_of_torch(case: str, dtype: Any, tmp_path: Path) -> None:
-    table = numbers(SHAPE, dtype)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+def test_dense_bytes_are_those_of_torch(case: str, dtype: str, tmp_path: Path) -> None:
+    table = numbers(SHAPE, getattr(torch, dtype))
     folder = save_chunks(tmp_path / "c", {EMBED: table}, {EMBED: MESHES[case]}, ranks=3)
     assert torch.equal(torch_values(folder)[EMBED], table)
     assert dense_bytes(folder, EMBED) == table.view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize("first", MESHES)
-@pytest.mark.parametrize("second", MESHES)
-def test_equal_tables_in_other_chunks(first: str, second: str, tmp_path: Path) -> None:
+def test_equal_tables_in_other_chunks(first: str, tmp_path: Path) -> None:
     """Identical whatever the chunks are; one other element makes the tables different."""
-    table = numbers(SHAPE)
-    boxes = {EMBED: MESHES[first], HEAD: MESHES[second]}
-    assert pair_state(save_chunks(tmp_path / "a", {EMBED: table, HEAD: table}, boxes)) is State.IDENTICAL
-    changed = table.clone()
-    changed[-1, -1] += 1
-    assert pair_state(save_chunks(tmp_path / "b", {EMBED: table, HEAD: changed}, boxes)) is not State.IDENTICAL
+    for second in MESHES:
+        with case(second):
+            folder = fresh(tmp_path)
+            table = numbers(SHAPE)
+            boxes = {EMBED: MESHES[first], HEAD: MESHES[second]}
+            assert pair_state(save_chunks(folder / "a", {EMBED: table, HEAD: table}, boxes)) is State.IDENTICAL
+            changed = table.clone()
+            changed[-1, -1] += 1
+            assert pair_state(save_chunks(folder / "b", {EMBED: table, HEAD: changed}, boxes)) is not State.IDENTICAL
 
 
 @pytest.mark.sampled(20)

@@ -11,6 +11,8 @@ import pytest
 
 import tieconv
 from tests.inspection.quantised.stored_models import Tensor, config, matrix, model, save, tensor, under
+from tests.loops import case as in_case
+from tests.loops import fresh
 from tieconv import Inspection, inspect
 from tieconv.checkpoint.quantised_matrix import FaultKind, QuantisedMatrix
 from tieconv.errors import RefusedError
@@ -184,29 +186,33 @@ def test_whole(scheme: str, tmp_path: Path) -> None:
     assert {part.name.removeprefix("lm_head.") for part in result.parts} == WHOLE[scheme][1].keys()
 
 
-@pytest.mark.parametrize(("scheme", "leaf"), EVERY_PART)
-def test_without_one_part(scheme: str, leaf: str, tmp_path: Path) -> None:
-    entries, parts = WHOLE[scheme]
-    rest = {name: part for name, part in parts.items() if name != leaf}
-    result = described(tmp_path, entries, rest)
-    kinds = {fault.kind for fault in result.faults}
-    if leaf in OPTIONAL:
-        assert not kinds
-    elif leaf in CODES:
-        assert kinds == {FaultKind.NO_CODES}
-    else:
-        assert kinds == {NEEDED[leaf]}
-    assert leaf in OPTIONAL or not result.reads
+def test_without_one_part(tmp_path: Path) -> None:
+    for scheme, leaf in EVERY_PART:
+        with in_case(scheme, leaf):
+            folder = fresh(tmp_path)
+            entries, parts = WHOLE[scheme]
+            rest = {name: part for name, part in parts.items() if name != leaf}
+            result = described(folder, entries, rest)
+            kinds = {fault.kind for fault in result.faults}
+            if leaf in OPTIONAL:
+                assert not kinds
+            elif leaf in CODES:
+                assert kinds == {FaultKind.NO_CODES}
+            else:
+                assert kinds == {NEEDED[leaf]}
+            assert leaf in OPTIONAL or not result.reads
 
 
-@pytest.mark.parametrize(("scheme", "leaf"), SHAPED)
-def test_one_part_of_another_shape(scheme: str, leaf: str, tmp_path: Path) -> None:
+def test_one_part_of_another_shape(tmp_path: Path) -> None:
     """A row too many in any part is a fault, and never a wrong value."""
-    entries, parts = WHOLE[scheme]
-    dtype, numbers = parts[leaf]
-    longer = dtype, np.concatenate([numbers, numbers[-1:]])
-    result = described(tmp_path, entries, parts | {leaf: longer})
-    assert FaultKind.SHAPE in {fault.kind for fault in result.faults} or leaf == "weight_global_scale"
+    for scheme, leaf in SHAPED:
+        with in_case(scheme, leaf):
+            folder = fresh(tmp_path)
+            entries, parts = WHOLE[scheme]
+            dtype, numbers = parts[leaf]
+            longer = dtype, np.concatenate([numbers, numbers[-1:]])
+            result = described(folder, entries, parts | {leaf: longer})
+            assert FaultKind.SHAPE in {fault.kind for fault in result.faults} or leaf == "weight_global_scale"
 
 
 @pytest.mark.parametrize("scheme", [scheme for scheme in WHOLE if scheme not in ("HQQ", "bitsandbytes 4 bit")])
@@ -219,14 +225,16 @@ def test_codes_that_are_no_matrix(scheme: str, tmp_path: Path) -> None:
     assert (result.scheme, result.reads) == (scheme, False)
 
 
-@pytest.mark.parametrize("side", ["vocab_size", "hidden_size"])
-@pytest.mark.parametrize("scheme", [scheme for scheme in WHOLE if scheme != "HQQ"])
-def test_the_config_has_another_size(scheme: str, side: str, tmp_path: Path) -> None:
-    entries, parts = WHOLE[scheme]
-    result = described(tmp_path, {**entries, side: 96}, parts)
-    [fault] = result.faults
-    assert fault.kind == FaultKind.SHAPE
-    assert {name.removeprefix("lm_head.") for name in fault.tensors} == CODES & parts.keys()
+def test_the_config_has_another_size(tmp_path: Path) -> None:
+    for scheme in [scheme for scheme in WHOLE if scheme != "HQQ"]:
+        for side in ["vocab_size", "hidden_size"]:
+            with in_case(scheme, side):
+                folder = fresh(tmp_path)
+                entries, parts = WHOLE[scheme]
+                result = described(folder, {**entries, side: 96}, parts)
+                [fault] = result.faults
+                assert fault.kind == FaultKind.SHAPE
+                assert {name.removeprefix("lm_head.") for name in fault.tensors} == CODES & parts.keys()
 
 
 @pytest.mark.parametrize("bits", [3, 5, 6])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fixtures.gguf_bytes import ARCHITECTURE
 from tests.inspection.quantised.stored_models import tables
 from tests.inspection.stored import Memory
+from tests.lazy import gguf
 from tieconv import inspect
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
@@ -22,7 +23,6 @@ from tieconv.inspection.quantised.block_schemes import recognise_ggml_blocks as 
 from tieconv.inspection.quantised.row_decoders import QuantisedRows
 from tieconv.inspection.quantised.survey_quantised import relate_tables
 
-gguf = pytest.importorskip("gguf")
 HALVES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],

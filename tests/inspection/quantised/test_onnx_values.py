@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from tests.inspection.quantised.stored_models import Array, matrix, tables
+from tests.lazy import ort
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import PairState
 from tieconv.inspection.quantised.row_decoders import QuantisedRows
 from tieconv.sources.local import open_files
 
 onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+
 ROWS, COLUMNS, BLOCK = 48, 64, 32
 Parts = dict[str, Array]
 

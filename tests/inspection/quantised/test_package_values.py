@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.inspection.quantised.stored_models import DATA, Array, Tensor, matrix, save, tables, values
+from tests.loops import case, fresh
 from tieconv import check, inspect
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.quantised_matrix import PairState, Verdict
@@ -108,32 +109,34 @@ def renamed(path: Path, module: str) -> dict[str, Tensor]:
 STATES = ("tied, the embedding quantised", "untied, both quantised", "the body alone quantised")
 
 
-@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_healthy_states_have_no_error(path: Path, state: str, tmp_path: Path) -> None:
+def test_healthy_states_have_no_error(path: Path, tmp_path: Path) -> None:
     """The recipes of quantisers leave more states than a float embedding with a quantised head."""
-    text = header(path)["__metadata__"]["config"].replace("re:.*lm_head$", "re:.*(lm_head|embed_tokens)$")
-    if state == STATES[2]:
-        text = text.replace("re:.*(lm_head|embed_tokens)$", "re:.*up_proj$").replace('["none"]', '["lm_head"]')
-    entries = json.loads(text) | {"tie_word_embeddings": state != STATES[1]}
-    tensors = renamed(path, "model.embed_tokens")
-    if state == STATES[1]:
-        tensors |= renamed(path, "lm_head")
-    if state == STATES[2]:
-        values = np.ones((24, 64), "<f4")
-        tensors = {"model.embed_tokens.weight": ("F32", values), "model.norm.weight": ("F32", values[0])}
-        tensors |= renamed(path, "model.layers.0.mlp.up_proj")
-    inspection = inspect(save(tmp_path, entries, tensors))
-    scales_are_lost = state == STATES[0] and path.stem.startswith("ct_fp8")  # measured in transformers 5.23
-    errors = [finding.rule for finding in inspection.findings if finding.level is Level.ERROR]
-    assert errors == ["QNT010"] * scales_are_lost
-    if state == STATES[2]:
-        assert inspection.quantised is None
-        return
-    assert matrix(inspection, "embedding").faults == ()
-    relation = tables(inspection).relation
-    assert relation is None or relation.state is PairState.EQUAL
-    assert (relation is None) is (state == STATES[0])
+    for state in STATES:
+        with case(state):
+            folder = fresh(tmp_path)
+            text = header(path)["__metadata__"]["config"].replace("re:.*lm_head$", "re:.*(lm_head|embed_tokens)$")
+            if state == STATES[2]:
+                text = text.replace("re:.*(lm_head|embed_tokens)$", "re:.*up_proj$").replace('["none"]', '["lm_head"]')
+            entries = json.loads(text) | {"tie_word_embeddings": state != STATES[1]}
+            tensors = renamed(path, "model.embed_tokens")
+            if state == STATES[1]:
+                tensors |= renamed(path, "lm_head")
+            if state == STATES[2]:
+                values = np.ones((24, 64), "<f4")
+                tensors = {"model.embed_tokens.weight": ("F32", values), "model.norm.weight": ("F32", values[0])}
+                tensors |= renamed(path, "model.layers.0.mlp.up_proj")
+            inspection = inspect(save(folder, entries, tensors))
+            scales_are_lost = state == STATES[0] and path.stem.startswith("ct_fp8")  # measured in transformers 5.23
+            errors = [finding.rule for finding in inspection.findings if finding.level is Level.ERROR]
+            assert errors == ["QNT010"] * scales_are_lost
+            if state == STATES[2]:
+                assert inspection.quantised is None
+                return
+            assert matrix(inspection, "embedding").faults == ()
+            relation = tables(inspection).relation
+            assert relation is None or relation.state is PairState.EQUAL
+            assert (relation is None) is (state == STATES[0])
 
 
 def test_the_data_names_its_package() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.inspection.quantised.stored_models import config, matrix, save, tables, under
 from tests.inspection.quantised.test_broken_matrices import COLUMNS, ROWS, WHOLE, stored
 from tests.inspection.quantised.test_pair_relation import float_embedding, int8, weights
+from tests.loops import case
 from tests.schemas import validate
 from tieconv import inspect
 from tieconv.checkpoint.family import Knowledge
@@ -120,14 +121,15 @@ CASES: list[tuple[dict[str, Any], Verdict, Verdict, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "head", "embedding", "name"), CASES, ids=[case[-1] for case in CASES])
-@pytest.mark.parametrize("level", ["", "text_config"])
-def test_verdicts(values: dict[str, Any], head: Verdict, embedding: Verdict, name: str, level: str) -> None:
-    config = {level: {"quantization_config": values}} if level else {"quantization_config": values}
-    settings = quantisation_settings(config)
-    assert settings.path == (f"{level}.quantization_config" if level else "quantization_config")
-    assert settings.choice("lm_head", HEAD).verdict is head
-    assert settings.choice("model.embed_tokens", EMBEDDING).verdict is embedding
+def test_verdicts() -> None:
+    for level in ["", "text_config"]:
+        for values, head, embedding, name in CASES:
+            with case(name, level):
+                config = {level: {"quantization_config": values}} if level else {"quantization_config": values}
+                settings = quantisation_settings(config)
+                assert settings.path == (f"{level}.quantization_config" if level else "quantization_config")
+                assert settings.choice("lm_head", HEAD).verdict is head
+                assert settings.choice("model.embed_tokens", EMBEDDING).verdict is embedding
 
 
 def test_mlx_overrides_by_path() -> None:

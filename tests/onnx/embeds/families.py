@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
-import torch
-import transformers as tr
 
+from tests.lazy import ort, torch
+from tests.lazy import transformers as tr
 from tests.onnx.exported import CACHE
 
 ROWS, IMAGE = 320, 300

@@ -12,23 +12,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import tieconv
 from tests.cli.run import ok, refused
+from tests.lazy import sample_inputs, torch, transformers
 from tests.onnx import nodes
 from tests.onnx.embeds.families import FAMILIES, ROWS, graph_tokens, picture, save, torch_tokens, words
 from tests.onnx.exported import CACHE
 from tests.slow import fast_only
 from tieconv.checkpoint.graph_plan import ExportOutcome
 from tieconv.errors import RefusedError
-from tieconv.onnx.export.sample_inputs import Reads, left_out_parts, probe
 from tieconv.reference.model import Reference
-
-transformers = pytest.importorskip("transformers")
-ort = pytest.importorskip("onnxruntime")
-
 
 Made = tuple[Path, Path, ExportOutcome]
 GRAPHS = ("embed_tokens.onnx", "model.onnx")
@@ -216,7 +211,7 @@ def test_inputs_embeds_needs_a_decoder(models: Path) -> None:
     config = str(models / "llama-tied")
     for name, why in (("LlamaForCausalLM", "does not say which of its modules"), ("LlamaModel", "has no head")):
         with pytest.raises(RefusedError, match=why):
-            left_out_parts(getattr(transformers, name), config, (), images=True)
+            sample_inputs.left_out_parts(getattr(transformers, name), config, (), images=True)
 
 
 def values(graph: onnx.GraphProto) -> Any:
@@ -244,55 +239,58 @@ def test_a_shared_weight_is_not_copied(tmp_path: Path) -> None:
         split_at(tmp_path, "g.onnx", ["lost"], "second.onnx")
 
 
-class Toy(torch.nn.Module):
+def toy(habit: str) -> torch.nn.Module:
     """A decoder that sums the rows before each token, and reads positions and types as ``habit`` says."""
 
-    def __init__(self, habit: str) -> None:
-        super().__init__()
-        self.habit, self.table = habit, torch.nn.Embedding(ROWS, 8)
+    class Toy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(ROWS, 8)
 
-    def get_input_embeddings(self) -> torch.nn.Module:
-        return self.table
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return self.table
 
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        inputs_embeds: Any = None,
-        token_type_ids: Any = None,
-        use_cache: bool = True,
-    ) -> Any:
-        if use_cache or self.habit == "needs an image":
-            raise ValueError(self.habit)
-        rows = self.table(input_ids) * (1.5 if self.habit == "scales ids" else 1) if inputs_embeds is None else None
-        rows = inputs_embeds if rows is None else rows
-        if position_ids.ndim == 3 and self.habit != "three axes":
-            if self.habit == "two axes":
-                raise ValueError("three axes of positions")
-            position_ids = position_ids[:1].expand(3, -1, -1)
-        axes = position_ids if position_ids.ndim == 3 else torch.stack([position_ids] * 3)
-        places = axes[0] + 0.5 * axes[1] + 0.25 * axes[2]
-        rows = rows + 0.1 * places[..., None]
-        sums = rows.cumsum(1)
-        if token_type_ids is not None:
-            kind = int(token_type_ids[0, 0])
-            if self.habit == "adds types":
-                sums = sums + kind
-            elif self.habit in ("0 is causal", "1 is causal") and kind != int(self.habit[0]):
-                sums = rows.sum(1, keepdim=True).expand_as(rows)
-            elif self.habit == "none is causal":
-                sums = rows.sum(1, keepdim=True).expand_as(rows) * (1 + kind)
-        return SimpleNamespace(logits=sums @ self.table.weight.T)
+        def forward(
+            self,
+            input_ids: Any = None,
+            attention_mask: Any = None,
+            position_ids: Any = None,
+            inputs_embeds: Any = None,
+            token_type_ids: Any = None,
+            use_cache: bool = True,
+        ) -> Any:
+            if use_cache or habit == "needs an image":
+                raise ValueError(habit)
+            rows = self.table(input_ids) * (1.5 if habit == "scales ids" else 1) if inputs_embeds is None else None
+            rows = inputs_embeds if rows is None else rows
+            if position_ids.ndim == 3 and habit != "three axes":
+                if habit == "two axes":
+                    raise ValueError("three axes of positions")
+                position_ids = position_ids[:1].expand(3, -1, -1)
+            axes = position_ids if position_ids.ndim == 3 else torch.stack([position_ids] * 3)
+            places = axes[0] + 0.5 * axes[1] + 0.25 * axes[2]
+            rows = rows + 0.1 * places[..., None]
+            sums = rows.cumsum(1)
+            if token_type_ids is not None:
+                kind = int(token_type_ids[0, 0])
+                if habit == "adds types":
+                    sums = sums + kind
+                elif habit in ("0 is causal", "1 is causal") and kind != int(habit[0]):
+                    sums = rows.sum(1, keepdim=True).expand_as(rows)
+                elif habit == "none is causal":
+                    sums = rows.sum(1, keepdim=True).expand_as(rows) * (1 + kind)
+            return SimpleNamespace(logits=sums @ self.table.weight.T)
+
+    return Toy()
 
 
-PROBED: dict[str, Reads | str] = {
-    "three axes": Reads(axes=3),
-    "two axes": Reads(),
-    "first axis": Reads(),
-    "adds types": Reads(),
-    "0 is causal": Reads(blocks="token_type_ids", causal=0),
-    "1 is causal": Reads(blocks="token_type_ids", causal=1),
+PROBED: dict[str, dict[str, Any] | str] = {
+    "three axes": {"axes": 3},
+    "two axes": {},
+    "first axis": {},
+    "adds types": {},
+    "0 is causal": {"blocks": "token_type_ids", "causal": 0},
+    "1 is causal": {"blocks": "token_type_ids", "causal": 1},
     "none is causal": "reads token_type_ids in a way that tieconv does not know",
     "scales ids": "computes other logits from the rows of its embedding than from token ids",
     "needs an image": "does not run on text alone",
@@ -303,12 +301,12 @@ PROBED: dict[str, Reads | str] = {
 def test_what_a_decoder_reads_besides_rows(habit: str) -> None:
     """Positions of three numbers, and types that let a token attend to later ones; or why it is not exported."""
     torch.manual_seed(0)
-    reference, expected = Reference(Toy(habit), "float32", (), ()), PROBED[habit]
-    if isinstance(expected, Reads):
-        assert probe(reference, ROWS) == expected
+    reference, expected = Reference(toy(habit), "float32", (), ()), PROBED[habit]
+    if isinstance(expected, dict):
+        assert sample_inputs.probe(reference, ROWS) == sample_inputs.Reads(**expected)
     else:
         with pytest.raises(RefusedError) as refusal:
-            probe(reference, ROWS)
+            sample_inputs.probe(reference, ROWS)
         assert refusal.value.message.startswith(f"Toy {expected}: export cannot write its language model")
 
 

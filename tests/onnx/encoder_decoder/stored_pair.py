@@ -6,10 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
-from tieconv.onnx.export.encoder_decoder import write_data
-from tieconv.onnx.parity.bindings import DECODER, ENCODER
+from tests.lazy import bindings, encoder_decoder, ir
 
 Trace = Callable[..., None]
 
@@ -18,9 +15,9 @@ def stored_pair(folder: Path) -> Trace:
     """Return what replaces `trace_pair`: it writes the graphs of ``folder`` with other data files."""
 
     def write(reference: Any, raw: Path, data_of: Callable[[str], str], *settings: Any) -> None:
-        graphs = {stem: ir.load(folder / f"{stem}.onnx") for stem in (ENCODER, DECODER)}
+        graphs = {stem: ir.load(folder / f"{stem}.onnx") for stem in (bindings.ENCODER, bindings.DECODER)}
         for name in dict.fromkeys(map(data_of, graphs)):
-            write_data([graph for stem, graph in graphs.items() if data_of(stem) == name], raw / name)
+            encoder_decoder.write_data([graph for stem, graph in graphs.items() if data_of(stem) == name], raw / name)
         for stem, graph in graphs.items():
             ir.save(graph, raw / f"{stem}.onnx")
 

@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 import tieconv
 from tests.cli.run import refused
+from tests.lazy import batches, bindings, export_plan, torch, transformers
 from tests.onnx.encoder_decoder.conftest import Pairs
 from tests.onnx.encoder_decoder.test_pair_parity import (
     DECODER,
@@ -32,14 +33,7 @@ from tests.onnx.encoder_decoder.test_pair_parity import (
 from tests.onnx.nodes import editing, op
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity, Verdict
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tieconv.onnx.export.plan import pair_inputs  # noqa: E402
-from tieconv.onnx.parity.batches import Cell, Layout, make_batch, with_features, without_tokens  # noqa: E402  # noqa: E402
-from tieconv.onnx.parity.bindings import Kind  # noqa: E402
-from tieconv.reference.model import Batch, EncoderInput, Features, encoder_input, load  # noqa: E402
+from tieconv.reference.model import Batch, EncoderInput, Features, encoder_input, load
 
 Fault = Callable[[ModelProto], None]
 BINS, FRAMES = 8, 40  # `num_mel_bins`, and `max_source_positions` = 20 times the stride of two convolutions
@@ -240,7 +234,7 @@ def test_encoders_without_a_shape(tmp_path: Path, name: str) -> None:
     cls = getattr(transformers, name)
     cls.config_class().save_pretrained(tmp_path)
     with pytest.raises(tieconv.TieconvError) as caught:
-        pair_inputs(name, str(tmp_path))
+        export_plan.pair_inputs(name, str(tmp_path))
     why = f"{name} reads {UNKNOWN[name]}, and its config does not fix their shape, as export needs"
     assert caught.value.message == why
 
@@ -248,14 +242,14 @@ def test_encoders_without_a_shape(tmp_path: Path, name: str) -> None:
 def test_features_of_a_batch() -> None:
     """Cells of one seed and size share one object, rows differ, and rows beyond the third repeat."""
     reads = EncoderInput("input_features", (4, 6))
-    cell = without_tokens(Cell(5, 3, 7, 2, 1, layout=Layout.RIGHT))
+    cell = batches.without_tokens(batches.Cell(5, 3, 7, 2, 1, layout=batches.Layout.RIGHT))
     assert (cell.past, cell.padding) == (0, 0)
     config = transformers.WhisperConfig(vocab_size=50, pad_token_id=0)
-    batch = make_batch(cell, Kind.PAIR, config, types=False)
+    batch = batches.make_batch(cell, bindings.Kind.PAIR, config, types=False)
     assert batch.ids.shape == (5, 0)
-    features = with_features(batch, cell, reads).features
+    features = batches.with_features(batch, cell, reads).features
     assert features is not None
-    assert features is with_features(batch, cell, reads).features
+    assert features is batches.with_features(batch, cell, reads).features
     assert features.values.shape == (3, 4, 6)
     assert not torch.equal(features.values[0], features.values[1])
     states = torch.arange(3)[:, None]

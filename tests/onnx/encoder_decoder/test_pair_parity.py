@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import ModelProto, helper, numpy_helper
-from onnxruntime.quantization import quantize_dynamic
 
 import tieconv
 from tests.cli.run import ok, refused, run
+from tests.lazy import carry_out, ort, ort_quantization, torch, transformers
 from tests.onnx import faults
 from tests.onnx.encoder_decoder.conftest import Pairs
 from tests.onnx.encoder_decoder.stored_pair import stored_pair
@@ -25,11 +24,6 @@ from tests.onnx.nodes import editing, op
 from tests.onnx.planted.edit import rename
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Parity, Verdict
-from tieconv.onnx.export import carry_out
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 
 GRAPHS = ("encoder_model.onnx", "decoder_model_merged.onnx")
 SIDES = [f"{layer}.{side}.{part}" for layer in (0, 1) for side in ("decoder", "encoder") for part in ("key", "value")]
@@ -347,7 +341,7 @@ def test_a_pair_that_was_quantised_is_refused(pairs: Pairs, tmp_path: Path, file
     out = shutil.copytree(made.graph, tmp_path / "out")
     logging.disable(logging.WARNING)
     try:
-        quantize_dynamic(str(made.graph / file), str(out / file))
+        ort_quantization.quantize_dynamic(str(made.graph / file), str(out / file))
     finally:
         logging.disable(logging.NOTSET)
     sentence = refused("parity", out, made.model)

@@ -9,24 +9,25 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-torch = pytest.importorskip("torch")
-
-from tests.onnx.nodes import model, op, save  # noqa: E402
-from tieconv.checkpoint.results.parity import Identity  # noqa: E402
-from tieconv.errors import RefusedError, UnreadableError, VerificationError  # noqa: E402
-from tieconv.onnx.export.carry_out import check_once  # noqa: E402
-from tieconv.onnx.export.encoder_decoder import merge, named, write_data  # noqa: E402
-from tieconv.onnx.export.layouts import LAYOUTS  # noqa: E402
-from tieconv.onnx.export.sample_inputs import encoder_decoder_kind  # noqa: E402
-from tieconv.onnx.parity.batches import PROMPT, STEPS, make_batch, stepped  # noqa: E402
-from tieconv.onnx.parity.bindings import Kind, Padding, pair_faults, pair_files, read_pair  # noqa: E402  # noqa: E402
-from tieconv.onnx.parity.passes import pieces  # noqa: E402
-from tieconv.reference.model import Batch  # noqa: E402
+from tests.lazy import (
+    batches,
+    bindings,
+    carry_out,
+    encoder_decoder,
+    export_layouts,
+    ir,
+    ort,
+    passes,
+    sample_inputs,
+    torch,
+)
+from tests.onnx.nodes import model, op, save
+from tieconv.checkpoint.results.parity import Identity
+from tieconv.errors import RefusedError, UnreadableError, VerificationError
+from tieconv.reference.model import Batch
 
 F, N = TensorProto.FLOAT, TensorProto.INT64
 Axes = list[Any]
@@ -64,30 +65,30 @@ def decoders(folder: Path, *, ids: Any = IDS, mask: Any = (MASK,), present: str 
 
 def test_the_files_of_a_pair(tmp_path: Path) -> None:
     """Names of optimum and transformers.js, a merged decoder first; nothing without a whole pair."""
-    assert pair_files(str(tmp_path)) is None
+    assert bindings.pair_files(str(tmp_path)) is None
     encoder(tmp_path)
-    assert pair_files(str(tmp_path)) is None
+    assert bindings.pair_files(str(tmp_path)) is None
     decoders(tmp_path)
-    files = pair_files(str(tmp_path))
+    files = bindings.pair_files(str(tmp_path))
     assert files is not None
     assert Path(files[2]).name == "decoder_with_past_model.onnx"
     saved(tmp_path / "decoder_model_merged.onnx", [], [])
-    files = pair_files(str(tmp_path))
+    files = bindings.pair_files(str(tmp_path))
     assert files is not None
     assert files[1] == files[2] == str(tmp_path / "decoder_model_merged.onnx")
     inner = tmp_path / "js"
     encoder(inner / "onnx", suffix="_fp16")
     saved(inner / "onnx" / "decoder_model_merged_fp16.onnx", [], [])
-    files = pair_files(str(inner))
+    files = bindings.pair_files(str(inner))
     assert files is not None
     assert Path(files[0]).name == "encoder_model_fp16.onnx"
-    assert pair_files(str(tmp_path / "encoder_model.onnx")) is None
+    assert bindings.pair_files(str(tmp_path / "encoder_model.onnx")) is None
 
 
 def pair_of(folder: Path) -> Any:
-    files = pair_files(str(folder))
+    files = bindings.pair_files(str(folder))
     assert files is not None
-    return read_pair(files)
+    return bindings.read_pair(files)
 
 
 def test_roles_of_two_decoders(tmp_path: Path) -> None:
@@ -97,15 +98,15 @@ def test_roles_of_two_decoders(tmp_path: Path) -> None:
     pair = pair_of(tmp_path)
     assert len(pair.graphs) == len(list(pair.parts)) == 3
     assert set(pair.step.pasts) == set(pair.first.presents)
-    assert pair.bindings.kind is Kind.PAIR
-    assert list(pair_faults(pair)) == []
+    assert pair.bindings.kind is bindings.Kind.PAIR
+    assert list(bindings.pair_faults(pair)) == []
 
 
 def test_faults_of_shape(tmp_path: Path) -> None:
     """A fixed batch and a missing mask are named."""
     encoder(tmp_path)
     decoders(tmp_path, ids=value("input_ids", N, 1, 1), mask=())
-    made = list(pair_faults(pair_of(tmp_path)))
+    made = list(bindings.pair_faults(pair_of(tmp_path)))
     assert "the axis 0 of the input input_ids is fixed at 1" in made
     assert sum("has no input encoder_attention_mask, so it cannot run padded batches" in fault for fault in made) == 2
 
@@ -135,7 +136,7 @@ def test_equal_tensors_of_two_graphs_are_one_range(tmp_path: Path) -> None:
         weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
         path = saved(tmp_path / f"raw{index}.onnx", [], [], [], weights)
         graphs.append(ir.load(path))
-    write_data(graphs, tmp_path / "data")
+    encoder_decoder.write_data(graphs, tmp_path / "data")
     places = {}
     for index, graph in enumerate(graphs):
         ir.save(graph, tmp_path / f"made{index}.onnx")
@@ -167,7 +168,7 @@ def test_merge(tmp_path: Path) -> None:
     model = ir.load(step)
     shaped = model.graph.inputs[1]
     shaped.shape = ir.Shape(["b", 1, "e", 1])
-    merge(model, ir.load(cross))
+    encoder_decoder.merge(model, ir.load(cross))
     shaped.shape = ir.Shape(["b", "p"])
     ir.save(model, tmp_path / "made.onnx")
     session = ort.InferenceSession(tmp_path / "made.onnx", providers=["CPUExecutionProvider"])
@@ -193,26 +194,26 @@ def test_kind_by_the_class() -> None:
     class Parts:
         def forward(self, decoder_input_ids: Any, encoder_outputs: Any, past_key_values: Any) -> None: ...
 
-    assert encoder_decoder_kind(Whole, one_graph=False) is Kind.SEQ2SEQ
-    assert encoder_decoder_kind(Parts, one_graph=False) is Kind.PAIR
-    assert encoder_decoder_kind(Parts, one_graph=True) is Kind.SEQ2SEQ
+    assert sample_inputs.encoder_decoder_kind(Whole, one_graph=False) is bindings.Kind.SEQ2SEQ
+    assert sample_inputs.encoder_decoder_kind(Parts, one_graph=False) is bindings.Kind.PAIR
+    assert sample_inputs.encoder_decoder_kind(Parts, one_graph=True) is bindings.Kind.SEQ2SEQ
 
 
 def test_other_states_are_refused() -> None:
     """A cache layer without keys and values is named."""
     layers = SimpleNamespace(self_attention_cache=SimpleNamespace(layers=[SimpleNamespace(keys=None)]))
     with pytest.raises(RefusedError, match="the cache layer SimpleNamespace holds other states"):
-        named(layers, "decoder")
+        encoder_decoder.named(layers, "decoder")
 
 
 def test_steps_of_an_encoder_decoder() -> None:
     """The encoder's rows have padding on each side, the first tokens are a prompt, and no decoder token is padding."""
-    cells = list(stepped(128, Padding.FRONT, Kind.PAIR))
+    cells = list(batches.stepped(128, bindings.Padding.FRONT, bindings.Kind.PAIR))
     assert {str(cell.layout) for cell in cells} == {"left padding", "right padding", "hole in the mask"}
-    assert all(cell.padding and cell.judged == cell.steps == STEPS for cell in cells)
-    assert {pieces(cell, Kind.PAIR) for cell in cells} == {(PROMPT, *[1] * STEPS)}
+    assert all(cell.padding and cell.judged == cell.steps == batches.STEPS for cell in cells)
+    assert {passes.pieces(cell, bindings.Kind.PAIR) for cell in cells} == {(batches.PROMPT, *[1] * batches.STEPS)}
     config = SimpleNamespace(vocab_size=7, pad_token_id=3)
-    batch = make_batch(cells[0], Kind.PAIR, config, types=False)
+    batch = batches.make_batch(cells[0], bindings.Kind.PAIR, config, types=False)
     assert batch.ids.shape == (cells[0].batch, cells[0].past)
     assert batch.decoder_ids.shape == (cells[0].batch, cells[0].sequence)
     assert not (batch.decoder_ids == 3).any()
@@ -229,14 +230,14 @@ def test_the_first_tokens_are_the_decoders() -> None:
 
 def test_who_shares_the_data_file() -> None:
     """optimum's graphs read one file. The browser loads one for each graph, and the plan says so."""
-    shared, apart = (LAYOUTS[name](None, "fp32") for name in ("optimum", "transformers.js"))  # type: ignore[arg-type]
+    shared, apart = (export_layouts.LAYOUTS[name](None, "fp32") for name in ("optimum", "transformers.js"))  # type: ignore[arg-type]
     assert shared.data_of("encoder_model") == shared.data_of("decoder_model_merged")
-    assert shared.notes(Kind.PAIR) == ()
-    halves = LAYOUTS["transformers.js"](None, "fp16")  # type: ignore[arg-type]
+    assert shared.notes(bindings.Kind.PAIR) == ()
+    halves = export_layouts.LAYOUTS["transformers.js"](None, "fp16")  # type: ignore[arg-type]
     assert halves.data_of("encoder_model") == "encoder_model_fp16.onnx_data"
-    (note,) = apart.notes(Kind.PAIR)
+    (note,) = apart.notes(bindings.Kind.PAIR)
     assert note.endswith("so encoder and decoder each store the tied matrix")
-    assert apart.notes(Kind.CACHED) == ()
+    assert apart.notes(bindings.Kind.CACHED) == ()
 
 
 @pytest.mark.parametrize(("copies", "files", "fails"), [(1, 1, False), (2, 1, True), (2, 2, False), (3, 2, True)])
@@ -245,4 +246,4 @@ def test_once_in_each_data_file(copies: int, files: int, fails: bool) -> None:
     plan: Any = SimpleNamespace(source="m", tied=(("a", "b"),))
     identity = Identity(1, 1, 1, 1, {}, (), (), (), copies)
     with pytest.raises(VerificationError, match=f"stores a {copies} times") if fails else nullcontext():
-        check_once(plan, identity, files)
+        carry_out.check_once(plan, identity, files)

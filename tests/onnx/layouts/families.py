@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import transformers as tr
-
+from tests.lazy import transformers as tr
 from tests.onnx.exported import _BART, _SIZES, ARCHITECTURES, ROWS, STD, WIDTH
 
 _SIX = _SIZES | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}

@@ -22,18 +22,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import tieconv
+from tests.lazy import adapter, bindings, carry_out, graph_forward, ort_session, torch
 from tests.onnx import exported
 from tests.onnx.encoder_decoder.stored_pair import stored_pair
 from tests.onnx.export_table import optimised
 from tests.onnx.layouts.families import FAMILIES
-from tieconv.onnx.export import adapter, carry_out
-from tieconv.onnx.ort_session import open_session
-from tieconv.onnx.parity.bindings import bind
 from tieconv.onnx.parity.graph_file import read_graph
-from tieconv.onnx.parity.graph_forward import GraphModel
 from tieconv.reference.model import Batch, Features, encoder_input
 
 FILE = Path(__file__).parents[3] / "docs" / "measured" / "layouts.json"
@@ -121,14 +116,14 @@ def wanted(
 def tokens_of(graph: Path, ids: torch.Tensor, mask: torch.Tensor, *, masked: bool) -> list[list[int]]:
     """The greedy tokens of the graph in ONNX Runtime, or each position's best token of a masked model."""
     file = read_graph(str(graph))
-    model = GraphModel(open_session(str(graph), "cpu"), bind(file, masked=masked))
+    model = graph_forward.GraphModel(ort_session.open_session(str(graph), "cpu"), bindings.bind(file, masked=masked))
     types = torch.zeros_like(ids) if masked else None
     batch = Batch(ids, mask, types=types)
     made: list[list[int]] = (model.logits(batch).argmax(-1) if masked else greedy(model, batch)).tolist()
     return made
 
 
-def greedy(model: GraphModel, batch: Batch) -> torch.Tensor:
+def greedy(model: graph_forward.GraphModel, batch: Batch) -> torch.Tensor:
     """Greedy tokens (batch × steps), each fed back with the cache."""
     state, start, tokens = model.no_past(batch), 0, []
     for _ in range(STEPS):

@@ -9,29 +9,21 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 import tieconv
 from tests.cli.run import ok, refused
+from tests.lazy import carry_out, export_layouts, ir, ort, transformers
 from tests.onnx.conftest import Replay
+from tests.onnx.exported import CACHE
 from tests.onnx.graphs import copies
+from tests.onnx.layouts.families import FAMILIES
+from tests.onnx.layouts.measure import FILE, VARIABLES, Program, command, rows_of
 from tests.onnx.nodes import model as nodes_model
 from tests.onnx.nodes import op, token_ids, value
 from tests.slow import fast_only
 from tieconv.api.graphs import LAYOUT_NAMES
 from tieconv.checkpoint.graph_plan import HeadForm
-from tieconv.onnx.export import carry_out
-from tieconv.onnx.export.carry_out import share
-from tieconv.onnx.export.layouts import LAYOUTS
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tests.onnx.exported import CACHE  # noqa: E402
-from tests.onnx.layouts.families import FAMILIES  # noqa: E402
-from tests.onnx.layouts.measure import FILE, VARIABLES, Program, command, rows_of  # noqa: E402
 
 COMPANIONS = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
 PATHS = {
@@ -59,7 +51,7 @@ def embedding(source: Path) -> Any:
 
 def test_the_words_are_the_layouts() -> None:
     """The option, the library and the registry have the same layouts."""
-    assert tuple(LAYOUTS) == LAYOUT_NAMES == tuple(PATHS)
+    assert tuple(export_layouts.LAYOUTS) == LAYOUT_NAMES == tuple(PATHS)
     assert f"[{'|'.join(LAYOUT_NAMES)}]" in ok("export --help").stdout
     with pytest.raises(ValueError, match=r"layout 'onnx' is not one of plain, optimum, genai, transformers\.js"):
         tieconv.plan_export("x", layout="onnx")
@@ -180,7 +172,7 @@ def test_data_that_is_written_anew_keeps_its_name(tmp_path: Path) -> None:
     weights = {"table": matrix, "turned": np.ascontiguousarray(matrix.T)}
     model = nodes_model(nodes, [token_ids()], [value("logits", ["b", "s", 256])], weights)
     onnx.save(model, raw / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
-    share(raw, tmp_path / "new", HeadForm.GEMM)
+    carry_out.share(raw, tmp_path / "new", HeadForm.GEMM)
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"model.onnx", "model.onnx_data"}
     assert (tmp_path / "new" / "model.onnx_data").stat().st_size < 1.5 * matrix.nbytes
     (table,) = copies(tmp_path / "new" / "model.onnx", matrix)

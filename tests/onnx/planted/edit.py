@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import transformers as tr
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tests.lazy import transformers as tr
 from tests.onnx.exported import _SIZES
 
 

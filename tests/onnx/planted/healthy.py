@@ -17,11 +17,11 @@ import onnx
 
 import tieconv
 from fixtures import exporters
+from tests.lazy import torch_export
 from tests.onnx.exported import build
 from tests.onnx.graphs import write_optimised
 from tests.onnx.planted.once import torch_once
 from tests.onnx.planted.rows_file import measure_rows
-from tests.onnx.planted.torch_export import by_torch
 
 WRAPPED = ("bert", "cohere", "gemma2", "gpt2", "granite", "llama", "mistral-48")
 """Models that torch's own exporter writes too, with the plain wrappers of `torch_export`."""
@@ -82,7 +82,7 @@ def measure(folder: Path, kinds: Collection[str] = KINDS) -> Iterator[dict[str, 
                     yield row(name, "transformers", optimiser, path, made.model)
             if "torch" in kinds and name in WRAPPED:
                 path = made.graph.with_name("by-torch.onnx")
-                by_torch(made.model, path)
+                torch_export.by_torch(made.model, path)
                 yield row(name, "torch", "", path, made.model)
         for name in exporters.COMPARED if "others" in kinds else ():
             (graph,) = (exporters.HERE / name).glob("*.onnx")

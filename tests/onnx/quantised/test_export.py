@@ -15,42 +15,38 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 
 import tieconv as api
 from tests.cli.run import refused, run
+from tests.lazy import carry_out, quantise, quantised_weights, torch, validate
 from tests.onnx import nodes
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.graphs import same_bits, session, tensors
 from tests.onnx.test_memory import WATCHED
 from tieconv.checkpoint.graph_plan import HeadForm
 from tieconv.checkpoint.results.parity import Loss, Quantised, QuantisedWeight
-from tieconv.onnx.export.carry_out import share
-from tieconv.onnx.parity.quantised_weights import Matrix, Rounding, compare, put, round_to_nearest
-from tieconv.onnx.parity.validate import stored_quantised_gates
-from tieconv.onnx.quantise import Quantisation, Scheme, prove_once, quantise
 from tieconv.reference.model import load
 from tieconv.reporters.text.parity_text import quantised_facts
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 MODELS = ("llama", "gpt2", "bert", "t5")
-CODES = {Scheme.INT4: ROWS * WIDTH // 2, Scheme.INT8: ROWS * WIDTH, Scheme.DYNAMIC: ROWS * WIDTH}
+CODES = {"int4": ROWS * WIDTH // 2, "int8": ROWS * WIDTH, "dynamic-int8": ROWS * WIDTH}
 
 
-def made(exported: Exported, folder: Path, scheme: Scheme) -> tuple[Quantisation, Path]:
+def made(exported: Exported, folder: Path, scheme: str) -> tuple[quantise.Quantisation, Path]:
     """The exporter's graph, quantised and shared as an export does."""
     shutil.copytree(exported.graph.parent, folder / "raw")
-    found = quantise(folder / "raw", folder / "quantised", scheme)
-    shared = share(folder / "quantised", folder / "out", HeadForm.GEMM)
+    found = quantise.quantise(folder / "raw", folder / "quantised", quantise.Scheme(scheme))
+    shared = carry_out.share(folder / "quantised", folder / "out", HeadForm.GEMM)
     pairs = [matrix for matrix in shared.matrices if "quantised" in matrix.kinds]
-    assert len(pairs) == (0 if scheme is Scheme.DYNAMIC else len(found.tied))  # also for T5, which looks up twice
+    assert len(pairs) == (0 if scheme == "dynamic-int8" else len(found.tied))  # also for T5, which looks up twice
     return found, folder / "out"
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("scheme", Scheme)
+@pytest.mark.parametrize("scheme", CODES)
 @pytest.mark.parametrize("name", MODELS)
-def test_one_quantised_matrix(exported: Callable[..., Exported], tmp_path: Path, name: str, scheme: Scheme) -> None:
+def test_one_quantised_matrix(exported: Callable[..., Exported], tmp_path: Path, name: str, scheme: str) -> None:
     """Once in the file, once in a session, for embedding and head. No float copy and no float product stays."""
     source = exported(name)
     found, out = made(source, tmp_path, scheme)
@@ -60,7 +56,7 @@ def test_one_quantised_matrix(exported: Callable[..., Exported], tmp_path: Path,
     assert not [
         key for key, array in stored.items() if key != codes and ROWS in array.shape and array.size >= ROWS * WIDTH // 2
     ]
-    proof = prove_once(out, "model.onnx", found.tied)
+    proof = quantise.prove_once(out, "model.onnx", found.tied)
     assert proof.proved and proof.copies == ((codes, 1),)
     nodes = onnx.load(out / "model.onnx").graph.node
     constant = {key for key, array in stored.items() if array.dtype.kind == "f" and array.ndim > 1}
@@ -70,25 +66,25 @@ def test_one_quantised_matrix(exported: Callable[..., Exported], tmp_path: Path,
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("scheme", Scheme)
-def test_the_weights_are_correct(exported: Callable[..., Exported], tmp_path: Path, scheme: Scheme) -> None:
+@pytest.mark.parametrize("scheme", CODES)
+def test_the_weights_are_correct(exported: Callable[..., Exported], tmp_path: Path, scheme: str) -> None:
     """Every matrix is as near to the checkpoint as round to nearest; the others are bit for bit the checkpoint's."""
     source = exported("llama")
     _, out = made(source, tmp_path, scheme)
     evidence = api.inspect(source.model)
     model = load(str(source.model), evidence.checkpoint.config_values, "float32")
-    _, gates = stored_quantised_gates(str(out / "model.onnx"), evidence, model)
+    _, gates = validate.stored_quantised_gates(str(out / "model.onnx"), evidence, model)
     assert all(gate.passed for gate in gates), [gate.sentence for gate in gates]
 
 
-@pytest.mark.parametrize("scheme", [Scheme.INT4, Scheme.INT8])
+@pytest.mark.parametrize("scheme", ["int4", "int8"])
 def test_the_shared_embedding_has_the_bits_of_two(
-    exported: Callable[..., Exported], tmp_path: Path, scheme: Scheme
+    exported: Callable[..., Exported], tmp_path: Path, scheme: str
 ) -> None:
     """The graph before the sharing, in which a session holds the matrix twice, gives the same bits."""
     raw, out = tmp_path / "raw", tmp_path / "out"
     shutil.copytree(exported("bert").graph.parent, raw)
-    quantise(raw, tmp_path / "quantised", scheme)
+    quantise.quantise(raw, tmp_path / "quantised", quantise.Scheme(scheme))
     assert api.plan_graph_dedup(tmp_path / "quantised").execute(out).verified
     feeds = {
         "input_ids": np.random.default_rng(0).integers(0, ROWS, (2, 7)),
@@ -103,7 +99,7 @@ def test_the_shared_embedding_has_the_bits_of_two(
 
 def test_a_float_table_is_named(exported: Callable[..., Exported], tmp_path: Path) -> None:
     """An untied embedding stays float, and the export says so."""
-    found, _ = made(exported("llama-untied"), tmp_path, Scheme.INT4)
+    found, _ = made(exported("llama-untied"), tmp_path, quantise.Scheme.INT4)
     assert found.tied == () and found.notes == (
         "model.embed_tokens.weight stays float: it is a lookup table that no head reads",
     )
@@ -230,19 +226,29 @@ def test_the_comparison_holds_one_float_matrix() -> None:
     layers = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(12)))
     size = 4 * 512 * 512
 
-    def quantised(number: int, layer: Any) -> Matrix:
+    def quantised(number: int, layer: Any) -> quantised_weights.Matrix:
         def values() -> Any:
-            return round_to_nearest(layer.weight.detach().numpy(), Rounding(4, 32, symmetric=True))
+            return quantised_weights.round_to_nearest(
+                layer.weight.detach().numpy(), quantised_weights.Rounding(4, 32, symmetric=True)
+            )
 
-        return Matrix(f"m{number}", "MatMulNBits", (512, 512), values, Rounding(4, 32, symmetric=True), False, True)
+        return quantised_weights.Matrix(
+            f"m{number}",
+            "MatMulNBits",
+            (512, 512),
+            values,
+            quantised_weights.Rounding(4, 32, symmetric=True),
+            False,
+            True,
+        )
 
     matrices = [quantised(number, layer) for number, layer in enumerate(layers)]
     reference: Any = SimpleNamespace(model=layers)
     weights = [layer.weight.detach().clone() for layer in layers]
     tracemalloc.start()
     try:
-        compared = compare(matrices, reference)
-        put(reference, compared.replaced, good=True)
+        compared = quantised_weights.compare(matrices, reference)
+        quantised_weights.put(reference, compared.replaced, good=True)
         highest = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -250,5 +256,5 @@ def test_the_comparison_holds_one_float_matrix() -> None:
     assert [weight.parameters for weight in compared.weights] == [(f"{number}.weight",) for number in range(12)]
     assert all(abs(weight.error - weight.known_good_error) < 1e-6 for weight in compared.weights)
     for layer, weight in zip(layers, weights, strict=True):
-        good = round_to_nearest(weight.numpy(), Rounding(4, 32, symmetric=True))
+        good = quantised_weights.round_to_nearest(weight.numpy(), quantised_weights.Rounding(4, 32, symmetric=True))
         assert np.array_equal(layer.weight.detach().numpy(), good)

@@ -10,18 +10,17 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 import tieconv as api
 from fixtures import exporters
 from tests.cli.run import run
-from tests.onnx.quantised import gptq
+from tests.lazy import gptq, quantised_weights
+from tests.lazy import matmul_nbits_quantizer as nbits
+from tests.lazy import validate as gates
 from tests.schemas import validate
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Gate, Loss, Quantised, Verdict
 from tieconv.errors import RefusedError
-from tieconv.onnx.parity.quantised_weights import Rounding, round_to_nearest, worst_quotient
-from tieconv.onnx.parity.validate import BLOCK_LIMIT, _perplexity, loss_gates, stored_quantised_gates
 from tieconv.reference.model import load
 
 MODEL = exporters.HERE / "checkpoints" / "genai-qwen2"
@@ -38,16 +37,16 @@ def test_an_infinite_perplexity_passes_no_gate(infinite: str) -> None:
     def nats(name: str) -> float:
         return 800.0 if infinite in (name, "all") else 2.0
 
-    graph, good = (Loss(1.0, 0.0, _perplexity(nats(name))) for name in ("graph", "known-good quantiser"))
-    figures = Quantised((), (), graph, good, _perplexity(nats("reference")), 9)
-    (gate,) = (gate for gate in loss_gates(figures, 9) if gate.name == "perplexity")
+    graph, good = (Loss(1.0, 0.0, gates._perplexity(nats(name))) for name in ("graph", "known-good quantiser"))
+    figures = Quantised((), (), graph, good, gates._perplexity(nats("reference")), 9)
+    (gate,) = (gate for gate in gates.loss_gates(figures, 9) if gate.name == "perplexity")
     assert not gate.passed
 
 
 def of_ort(path: Path, bits: int, *, symmetric: bool, hqq: bool = False) -> Path:
     """The builder's float graph, quantised by ONNX Runtime; its embedding stays float."""
-    how = {"algo_config": HQQWeightOnlyQuantConfig(block_size=32, bits=bits)} if hqq else {}
-    quantizer = MatMulNBitsQuantizer(str(FLOAT), bits=bits, block_size=32, is_symmetric=symmetric, **how)
+    how = {"algo_config": nbits.HQQWeightOnlyQuantConfig(block_size=32, bits=bits)} if hqq else {}
+    quantizer = nbits.MatMulNBitsQuantizer(str(FLOAT), bits=bits, block_size=32, is_symmetric=symmetric, **how)
     quantizer.process()
     onnx.save(quantizer.model.model, path)
     return path
@@ -56,8 +55,8 @@ def of_ort(path: Path, bits: int, *, symmetric: bool, hqq: bool = False) -> Path
 def weight_gates(graph: Path) -> dict[str, Gate]:
     evidence = api.inspect(MODEL)
     model = load(str(MODEL), evidence.checkpoint.config_values, "float32")
-    _, gates = stored_quantised_gates(str(graph), evidence, model)
-    return {gate.name: gate for gate in gates}
+    _, judged = gates.stored_quantised_gates(str(graph), evidence, model)
+    return {gate.name: gate for gate in judged}
 
 
 QUANTISERS: dict[str, Callable[[Path], Path]] = {
@@ -66,8 +65,8 @@ QUANTISERS: dict[str, Callable[[Path], Path]] = {
     "ORT int4, zero points": lambda path: of_ort(path, 4, symmetric=False),
     "ORT int8": lambda path: of_ort(path, 8, symmetric=True),
     "ORT int8, zero points": lambda path: of_ort(path, 8, symmetric=False),
-    "ORT GPTQ": gptq.by_onnxruntime,
-    "GPTQ, zero points": gptq.with_zero_points,
+    "ORT GPTQ": lambda path: gptq.by_onnxruntime(path),
+    "GPTQ, zero points": lambda path: gptq.with_zero_points(path),
     "HQQ int4": lambda path: of_ort(path, 4, symmetric=False, hqq=True),
 }
 
@@ -146,21 +145,21 @@ def test_a_healthy_int4_graph_passes_as_a_whole(tmp_path: Path) -> None:
 def test_zero_points_off_by_one_everywhere_fail() -> None:
     """A median above that of every correct quantiser is no allowance."""
     weight = np.random.default_rng(0).normal(size=(64, 32))
-    good = round_to_nearest(weight, Rounding(4, 32, symmetric=False)) - weight
+    good = quantised_weights.round_to_nearest(weight, quantised_weights.Rounding(4, 32, symmetric=False)) - weight
     step = (weight.max(1) - weight.min(1))[:, None] / 15
 
     def rms(error: np.ndarray) -> np.ndarray:
         return np.sqrt(np.square(error).mean(1))
 
-    assert worst_quotient(rms(good + step), rms(good)) > BLOCK_LIMIT
-    assert worst_quotient(rms(1.5 * good), rms(good)) == pytest.approx(1)
-    assert worst_quotient(rms(1.5 * good)[:16], rms(good)[:16]) == pytest.approx(1.5)
+    assert quantised_weights.worst_quotient(rms(good + step), rms(good)) > gates.BLOCK_LIMIT
+    assert quantised_weights.worst_quotient(rms(1.5 * good), rms(good)) == pytest.approx(1)
+    assert quantised_weights.worst_quotient(rms(1.5 * good)[:16], rms(good)[:16]) == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("quantise", fast_only([gptq.by_onnxruntime, gptq.with_zero_points], [gptq.with_zero_points]))
-def test_a_graph_of_gptq_passes_as_a_whole(tmp_path: Path, quantise: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize("quantise", fast_only(["by_onnxruntime", "with_zero_points"], ["with_zero_points"]))
+def test_a_graph_of_gptq_passes_as_a_whole(tmp_path: Path, quantise: str) -> None:
     """Its weights differ more than those of round to nearest, and the logits do not lose twice as much."""
-    report = api.parity(quantise(tmp_path / "model.onnx"), MODEL, provider="cpu", quantised=True)
+    report = api.parity(getattr(gptq, quantise)(tmp_path / "model.onnx"), MODEL, provider="cpu", quantised=True)
     assert report.verdict is Verdict.PASSED, report.gates
     assert report.quantised is not None
     assert all(weight.error > weight.known_good_error for weight in report.quantised.weights)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -19,11 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 import tieconv as api
 from fixtures.onnx_graphs import Graph, build, turned, values
 from tests.conftest import ROOT
+from tests.lazy import ir, ort, share_find, untie
 from tests.onnx.graphs import outputs, same_bits, session, write_optimised
 from tests.onnx.nodes import model, op, save, token_ids, value
 from tieconv.checkpoint.graph_structure import MEASURED_RUNTIMES, RUNTIMES
-from tieconv.onnx.share.find import FUSED_F64
-from tieconv.onnx.share.untie import reshaped_gemm_of
 
 V = 96
 FACTORS = [0.3, 30.0, 0.25, 1.0, 7.0**0.5, -1.7]
@@ -217,7 +214,7 @@ def test_the_measured_runtimes_fuse_what_the_plan_says() -> None:
     if ort.__version__ not in MEASURED_RUNTIMES:
         pytest.skip(f"ONNX Runtime {ort.__version__} was not measured: {', '.join(MEASURED_RUNTIMES)}")
     assert [fuses(dtype) for dtype in TYPES] == [True, True, ort.__version__ == "1.31.1"]
-    assert all(version in FUSED_F64 for version in MEASURED_RUNTIMES)
+    assert all(version in share_find.FUSED_F64 for version in MEASURED_RUNTIMES)
 
 
 def test_the_pinned_runtime_is_a_measured_one() -> None:
@@ -523,7 +520,7 @@ def test_a_frame(case: str) -> None:
     """It has the input and the three nodes."""
     framed = Framed()
     GOOD[case](framed)
-    found = reshaped_gemm_of(framed.gemm)
+    found = untie.reshaped_gemm_of(framed.gemm)
     assert found is not None
     parts = found.x, found.first_reshape, found.gemm, found.last_reshape
     assert parts == (framed.x, framed.first, framed.gemm, framed.last)
@@ -534,14 +531,14 @@ def test_no_frame(case: str) -> None:
     """One thing is other than in a linear layer, and the Gemm is left as it is."""
     framed = Framed()
     kept = RESHAPED[case](framed)
-    assert reshaped_gemm_of(framed.gemm) is None, kept
+    assert untie.reshaped_gemm_of(framed.gemm) is None, kept
 
 
 def test_the_product_as_an_output() -> None:
     """A Gemm that the graph also gives out stays."""
     framed = Framed()
     ir.Graph([framed.x], framed.gemm.outputs, nodes=[framed.first, framed.gemm, framed.last], opset_imports={"": 18})
-    assert reshaped_gemm_of(framed.gemm) is None
+    assert untie.reshaped_gemm_of(framed.gemm) is None
 
 
 def test_the_product_as_a_shape() -> None:
@@ -549,4 +546,4 @@ def test_the_product_as_a_shape() -> None:
     framed = Framed()
     framed.last.replace_input_with(0, framed.value("y", [2, 3, 8]))
     framed.last.replace_input_with(1, framed.gemm.outputs[0])
-    assert reshaped_gemm_of(framed.gemm) is None
+    assert untie.reshaped_gemm_of(framed.gemm) is None
