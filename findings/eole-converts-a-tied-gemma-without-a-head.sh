@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# eole 0.6.4: a tied Gemma that transformers 4 saved is converted without a head, and computes with uninitialised memory.
+# eole 0.6.4: a tied Gemma that transformers 4 saved is converted without a head, and its logits come from old memory.
 #
-# transformers 4 leaves a flag out of config.json if it equals the default of the class. Gemma 2 and Gemma 3 are tied by
-# default, so their files have no tie_word_embeddings. They store no lm_head.weight either. The table of eole says that
-# both classes share the matrix. `eole convert HF` then overwrites that entry with the flag in config.json, and takes
-# false if it is absent. So the converted config says untied, and the converted file has no head. eole loads it, and the
-# head keeps what was in its memory: in some runs NaN, in others numbers in the thousands. Nothing is raised. A line of
-# level INFO names generator.weight as missing. A right conversion gets the same line, and another about sharing. With the
-# flag in config.json, as transformers 5.24.0 writes it, the same weights are converted rightly. A Llama is untied by
-# default, so its files have the flag if it is tied. Pull request 123 of eole lets the flag decide. No public issue about
-# its absence was found.
-# To see it in each run, torch fills new memory with NaN here, an option of its deterministic mode. Seen with eole 0.6.4,
-# transformers 4.57.6 and torch 2.13.0; the figures are distances from the logits of transformers, by their norm:
+# transformers 4 leaves a flag out of config.json if it equals the default of the class. Gemma 2 and Gemma 3 are tied
+# by default, so their files have no tie_word_embeddings. They store no lm_head.weight either. The table of eole says
+# that both classes share the matrix. `eole convert HF` then overwrites that entry with the flag in config.json, and
+# takes false if it is absent. So the converted config says untied, and the converted file has no head. eole loads it,
+# and the head keeps what was in its memory: in some runs NaN, in others numbers in the thousands. Nothing is raised.
+# A line of level INFO names generator.weight as missing. A right conversion gets the same line, and another about
+# sharing. With the flag in config.json, as transformers 5.24.0 writes it, the same weights are converted rightly. A
+# Llama is untied by default, so its files have the flag if it is tied. Pull request 123 of eole lets the flag decide.
+# No public issue about its absence was found. To see it in each run, torch fills new memory with NaN here, an option
+# of its deterministic mode. Seen with eole 0.6.4, transformers 4.57.6 and torch 2.13.0; the figures are distances
+# from the logits of transformers, by their norm:
 #   Gemma2ForCausalLM, saved by transformers 4: flag None; shared False; head of NaN; logits nan
 #   Gemma2ForCausalLM, flag added: flag True; shared True; head of numbers; logits 0.00
 #   Gemma3ForCausalLM, saved by transformers 4: flag None; shared False; head of NaN; logits nan

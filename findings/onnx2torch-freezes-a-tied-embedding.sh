@@ -2,16 +2,16 @@
 # onnx2torch 1.5.15: a tied model comes back from ONNX with a frozen embedding, and at times a frozen head.
 #
 # onnx2torch makes a PyTorch module of an ONNX graph. A Gemm node becomes a `Linear`, whose matrix is a parameter. A
-# matrix that a Gather or a MatMul node reads becomes a buffer, so an optimizer over `parameters()` never sees it. Each
-# node gets its own copy, also of an initializer that two nodes share. The exporter of PyTorch writes a Gemm where a
-# layer gets inputs of two dimensions, and a MatMul for three. So the example input of the export decides what is
-# trained later. Without a batch dimension, the head is trained and the embedding is frozen: the model is untied by its
-# first step. With a batch dimension both are frozen, and so are all other linear layers. Here the norm alone trains.
-# Outputs are right before the first step, and nothing is raised or warned. The README says nothing about training.
-# Issue 194 of onnx2torch reports a model without any parameters. Issue 132, which is closed, is about Gemm. No public
-# issue about a tied matrix was found. The script puts a mock in the place of torchvision. onnx2torch imports it for nodes
-# that this graph does not have, and its build must fit that of torch. Seen with onnx2torch 1.5.15, onnx 1.23.2, onnxscript
-# 0.7.2 and torch 2.13.0:
+# matrix that a Gather or a MatMul node reads becomes a buffer, so an optimizer over `parameters()` never sees it.
+# Each node gets its own copy, also of an initializer that two nodes share. The exporter of PyTorch writes a Gemm
+# where a layer gets inputs of two dimensions, and a MatMul for three. So the example input of the export decides what
+# is trained later. Without a batch dimension, the head is trained and the embedding is frozen: the model is untied by
+# its first step. With a batch dimension both are frozen, and so are all other linear layers. Here the norm alone
+# trains. Outputs are right before the first step, and nothing is raised or warned. The README says nothing about
+# training. Issue 194 of onnx2torch reports a model without any parameters. Issue 132, which is closed, is about Gemm.
+# No public issue about a tied matrix was found. The script puts a mock in the place of torchvision. onnx2torch
+# imports it for nodes that this graph does not have, and its build must fit that of torch. Seen with onnx2torch
+# 1.5.15, onnx 1.23.2, onnxscript 0.7.2 and torch 2.13.0:
 #   original: trained 5 of 5, embedding changed True, head changed True, equal True
 #   input [5]: Gather Gemm LayerNormalization Gemm; shared True; outputs equal True
 #     trained 5 of 6, embedding changed False, head changed True, equal False
