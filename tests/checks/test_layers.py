@@ -30,7 +30,7 @@ from tests.checks.fixtures.model import (
     vector,
 )
 from tests.cli.run import run
-from tieconv.architectures import class_table, stored_names
+from tieconv.architectures import class_table, effective_flag
 from tieconv.architectures.stored_names import known_names, missing_layers, surplus_layers, variants
 from tieconv.checkpoint.family import Family
 
@@ -438,7 +438,7 @@ def test_what_is_lacking_outside_the_layers(name: str, tmp_path: Path, monkeypat
     """Other names may hold a parameter, and a small file is an example of names."""
     config, tensors, lost = OUTSIDE[name]
     if "large file" in name:
-        monkeypatch.setattr(stored_names, "_LEAST_BYTES", 0)
+        monkeypatch.setattr(effective_flag, "_LEAST_BYTES", 0)
     findings = api.inspect(save(tmp_path / "model", config, tensors)).findings
     lacking = [name for finding in findings if finding.rule == "STO006" for name in finding.tensors]
     assert [name for name in lacking if not re.search(r"(layers?|block|blocks)\.\d+", name)] == lost
@@ -964,7 +964,7 @@ def test_saved_models(tmp_path: Path) -> None:
 def test_every_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `test_saved_models`, for all classes of the table, and as large files."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(stored_names, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(effective_flag, "_LEAST_BYTES", 0)
     problems = []
     for name in class_table.names():
         if class_table.layer_lists(class_table.load(name)):  # type: ignore[arg-type]
@@ -978,7 +978,7 @@ def test_every_class_without_a_head(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pytest.importorskip("torch")
     from fixtures import zoo
 
-    monkeypatch.setattr(stored_names, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(effective_flag, "_LEAST_BYTES", 0)
     saved = reported = 0
     for name, main in zoo.headless().items():
         folder = tmp_path / name

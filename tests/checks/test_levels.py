@@ -673,7 +673,17 @@ def test_a_matrix_with_a_nan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("dtype", "reported"), [("<i8", True), ("<f2", False)])
 def test_a_table_of_a_type_that_no_quantiser_uses(dtype: str, reported: bool, tmp_path: Path) -> None:
     """The header says it, so every depth reports it. transformers 5.23 loads such values without a message."""
-    tensors = {**llama(), HEAD: matrix(seed=1).astype(dtype)}
-    model = save(tmp_path / "model", flagged(LLAMA, False), tensors)
-    rules = [finding.rule for finding in api.inspect(model, depth="header").findings]
-    assert rules == ["NUM001"] * reported
+    for name in (HEAD, f"{LAYER}mlp.up_proj.weight"):
+        tensors = {**llama(), HEAD: matrix(seed=1), f"{LAYER}mlp.up_proj.weight": matrix(8, 4)}
+        tensors[name] = tensors[name].astype(dtype)
+        model = save(tmp_path / name, flagged(LLAMA, False), tensors)
+        findings = api.inspect(model, depth="header").findings
+        assert [(finding.rule, finding.tensors) for finding in findings] == [("NUM001", (name,))] * reported
+
+
+def test_integers_that_are_no_weights(tmp_path: Path) -> None:
+    """Indices and masks are no matrices to multiply with."""
+    others = {f"{LAYER}mlp.up_proj.weight_mask": (8, 4), f"{LAYER}positions": (1, 8), f"{LAYER}steps.weight": (8,)}
+    tensors = {**llama(), **{name: np.zeros(shape, "<i8") for name, shape in others.items()}}
+    findings = api.inspect(save(tmp_path / "model", flagged(LLAMA, True), tensors)).findings
+    assert "NUM001" not in {finding.rule for finding in findings}

@@ -133,6 +133,48 @@ def test_sizes(case: str, tmp_path: Path) -> None:
     assert all(finding.remedy is None and finding.level == "error" for finding in sizes)
 
 
+VISION_DEFAULT = f"vision_config.intermediate_size is 4,096 by default, but {TOWER} has the shape [8, 4]. {END}"
+DEFAULTS: dict[str, tuple[Config, Tensors, str]] = {
+    "an absent key": (
+        without(WHOLE, "intermediate_size"),
+        TENSORS,
+        UP_9.replace("9 in the config", "11,008 by default"),
+    ),
+    "null": ({**WHOLE, "intermediate_size": None}, TENSORS, ""),
+    "an absent key under another name": (
+        {**GPT2, "max_position_embeddings": 8},
+        {"wte.weight": matrix(), "wpe.weight": matrix(8)},
+        "",
+    ),
+    "an absent part": (without(VISION, "vision_config"), {TOWER: matrix(8, 4)}, VISION_DEFAULT),
+    "an absent part of a flat config": (
+        {**without(VISION, "vision_config"), "intermediate_size": 8},
+        {TOWER: matrix(8, 4)},
+        "",
+    ),
+    "an absent part with another name": (
+        {**without(VISION, "vision_config"), "vit_config": {"hidden_size": 4}},
+        {TOWER: matrix(8, 4)},
+        "",
+    ),
+    "a part of another type": (
+        {**VISION, "vision_config": {"model_type": "siglip_vision_model"}},
+        {TOWER: matrix(8, 4)},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_sizes_that_the_config_leaves_out(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large file is compared with the defaults of transformers. A small one may be an example of names."""
+    config, tensors, message = DEFAULTS[case]
+    folder = save(tmp_path / "model", config, tensors)
+    assert not _reported(folder)
+    monkeypatch.setattr(effective_flag, "_LEAST_BYTES", 0)
+    assert _reported(folder) == [message] * bool(message)
+
+
 def test_files_of_mlx(tmp_path: Path) -> None:
     """mlx-lm stores some matrices in another order."""
     folder = save(tmp_path / "model", {**WHOLE, "intermediate_size": 9}, TENSORS)

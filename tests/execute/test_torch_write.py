@@ -209,9 +209,10 @@ def test_what_would_be_lost_is_refused(wrapped: Any, code: str, tmp_path: Path) 
 @pytest.mark.parametrize("verify", ["full", "structure"])
 def test_a_wrong_checksum_of_the_source_is_found(verify: Any, tmp_path: Path) -> None:
     """Full verification reads every kept byte against the checksum that goes with it, and blames the source."""
-    source = llama(tmp_path / "model", tied_state())
+    up = "model.layers.0.mlp.up_proj.weight"
+    source = llama(tmp_path / "model", {**tied_state(), up: torch.ones(6, 4)})
     path = source / "pytorch_model.bin"
-    at = read(path).tensors[NORM].range.start
+    at = read(path).tensors[up].range.start
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
@@ -222,8 +223,18 @@ def test_a_wrong_checksum_of_the_source_is_found(verify: Any, tmp_path: Path) ->
     with pytest.raises(UnreadableError) as refusal:
         planned.execute(tmp_path / "out", verify=verify)
     assert refusal.value.code == "torch.checksum"
-    assert NORM in refusal.value.message
+    assert up in refusal.value.message
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_wrong_checksum_of_a_norm_is_found_before_a_plan(tmp_path: Path) -> None:
+    """An inspection reads norms, because it looks for a NaN in them."""
+    path = llama(tmp_path / "model", tied_state()) / "pytorch_model.bin"
+    data = bytearray(path.read_bytes())
+    data[read(path).tensors[NORM].range.start] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UnreadableError, match=f"the bytes of tensor {NORM} do not match their checksum"):
+        tieconv.inspect(path.parent)
 
 
 @pytest.mark.parametrize("position", ["pickle", "tensor", "directory"])

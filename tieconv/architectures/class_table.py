@@ -108,8 +108,8 @@ def size_keys(family: Family) -> Mapping[str, Any]:
     ``rows`` maps the start of the names to dimensions, and those to the ends of the names. A star is a number. Each
     dimension is a key, two keys to multiply, or a hyphen. ``derived`` lists levels of the config. There, the head size
     follows from other keys. ``types`` are the model types of nested levels, and ``aliases`` other names of keys.
-    ``words`` lists the keys that name an activation or another thing of transformers. In the file, ``as`` names a class
-    with an equal record.
+    ``words`` lists the keys that name an activation or another thing of transformers. ``defaults`` are the numbers of
+    absent keys, and ``absent`` those of absent levels. In the file, ``as`` names a class with an equal record.
     """
     sizes = _measured("sizes", family)
     return (_record("sizes", sizes["as"]) or {}) if "as" in sizes else sizes

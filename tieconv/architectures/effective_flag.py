@@ -417,6 +417,14 @@ def _text_values(inspection: Inspection) -> Mapping[str, object]:
     return text if isinstance(text, Mapping) else values
 
 
+_LEAST_BYTES = 1 << 20
+
+
+def is_large(inspection: Inspection) -> bool:
+    """Return whether the tensors have 1 MiB or more. A smaller file may be an example of names."""
+    return sum(record.nbytes for record in inspection.checkpoint.tensors.values()) >= _LEAST_BYTES
+
+
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """The number of a layer or an expert in a name."""
 
@@ -441,6 +449,8 @@ def _unfit_tensors(inspection: Inspection) -> tuple[str, list[str]]:
     # A draft model has the name of its target's class, other layers, and no record of the flag.
     if not (record and family.truth) or changed or checkpoint.format not in ("safetensors", "torch"):
         return "", []
+    if not is_large(inspection):
+        record = {**record, "defaults": {}, "absent": {}}
     rows: dict[str, tuple[tuple[str, int] | None, ...]] = {}
     for start, by_row in record["rows"].items():
         for row, leaves in by_row.items():
@@ -462,26 +472,43 @@ def _unfit_tensors(inspection: Inspection) -> tuple[str, list[str]]:
             fitting.add((pattern, tensor.shape))
     if not unfit:
         return "", []
-    (keys, number), names = max(unfit.items(), key=lambda item: len(item[1]))
-    shape = [*checkpoint.tensors[names[0]].shape]
-    problem = f"{shown(keys)} is {number:,} in the config, but {shown(names[0])} has the shape {shape}"
+    (problem, _), names = max(unfit.items(), key=lambda item: len(item[1]))
+    problem = f"{problem}, but {shown(names[0])} has the shape {[*checkpoint.tensors[names[0]].shape]}"
     return problem, list(dict.fromkeys([*names, *(name for misfits in unfit.values() for name in misfits)]))
 
 
 def _stated(config: Mapping[str, object], record: Mapping[str, Any], keys: str) -> tuple[str, int] | None:
-    """Return the keys of a size and its number, the product of theirs; ``None`` if the config lacks one."""
-    words, numbers = list[str](), list[int]()
+    """Return what the config says of a size, and its number, the product of its keys; ``None`` if unknown."""
+    words, numbers, says = list[str](), list[int](), "in the config"
     for path in keys.split("*"):
         level, number = path.removesuffix("head_dim"), _value(config, record, path)
         if number is None and level.rstrip(".") in record.get("derived", ()) and level != path:
             path = f"{level}hidden_size / {level}num_attention_heads"
             hidden, heads = (_value(config, record, key) for key in path.split(" / "))
             number = hidden // heads if type(hidden) is type(heads) is int and heads > 0 else None
+        if number is None and (number := _default(config, record, path)) is not None:
+            says = "by default"
         if type(number) is not int or number <= 0:
             return None
         words.append(path)
         numbers.append(number)
-    return " * ".join(words), prod(numbers)
+    return f"{' * '.join(map(shown, words))} is {prod(numbers):,} {says}", prod(numbers)
+
+
+def _default(config: Mapping[str, object], record: Mapping[str, Any], path: str) -> int | None:
+    """Return what the class takes for an absent key; ``None`` if it may be in the config under another name."""
+    level, _, key = path.rpartition(".")
+    values = nested(config, level)
+    if values is not None:
+        agreed = values.get("model_type", "") in (record.get("types", {}).get(level, ""), "")
+        names = {key, *record.get("aliases", {}).get(path, ())}
+        number: int | None = record.get("defaults", {}).get(path)
+        return number if (agreed or not level) and names.isdisjoint(values) else None
+    # A flat config has the keys of a part at its top. Another program has other names for its parts.
+    sizes = {known.rpartition(".")[2] for known in record.get("absent", {}) if known.startswith(f"{level}.")}
+    parts = [config, *(part for name, part in config.items() if isinstance(part, dict) and name not in record["types"])]
+    number = record.get("absent", {}).get(path)
+    return number if all(sizes.isdisjoint(part) for part in parts) else None
 
 
 def _value(config: Mapping[str, object], record: Mapping[str, Any], path: str) -> object:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.architectures.class_table import LayerList, exceptions, layer_lists, outside_layers
-from tieconv.architectures.effective_flag import nested
+from tieconv.architectures.effective_flag import is_large, nested
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Missing
 from tieconv.checkpoint.model_files import weight_map
@@ -151,17 +151,13 @@ def is_unknown(matrix: QuantisedMatrix) -> bool:
 
 
 _MOST_LAYERS = 10_000
-_LEAST_TENSORS, _LEAST_BYTES, _LEAST_PARAMETERS, _NEARLY_ALL = 4, 1 << 20, 8, 0.9
+_LEAST_TENSORS, _LEAST_PARAMETERS, _NEARLY_ALL = 4, 8, 0.9
 """A smaller file with fewer tensors in each layer is an example of names, not a model."""
-
-
-def _is_large(inspection: Inspection) -> bool:
-    return sum(record.nbytes for record in inspection.checkpoint.tensors.values()) >= _LEAST_BYTES
 
 
 def _is_model(inspection: Inspection, stored_lists: Collection[_StoredList]) -> bool:
     """Return whether a file is a model: it is large, or has nearly all parameters that the class always has."""
-    if _is_large(inspection):
+    if is_large(inspection):
         return True
     family, names = inspection.family, _names(inspection)
     stored = [locate(family, name, names) is not None for group in outside_layers(family) for name in group]
@@ -247,7 +243,7 @@ def _absent_lists(inspection: Inspection) -> Iterator[Missing]:
             yield Missing("the config sets tie_encoder_decoder", listed, shared=True)
         return
     unsure = not family.trusted or checkpoint.unread or checkpoint.adapter is not None or checkpoint.mlx
-    if unsure or not (names and absent) or family.body_of or not _is_large(inspection):
+    if unsure or not (names and absent) or family.body_of or not is_large(inspection):
         return
     known = {*known_names(family), *(name for group in outside_layers(family) for name in group)}
     outside = [name.split(".") for name in names if not name.startswith(stored)] if stored else []
@@ -550,7 +546,7 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
                 layers.setdefault(number, set()).add(leaf)
             stored = [layers[str(number)] for number in range(total) if str(number) in layers]
             whole = max(map(len, layers.values()), default=0) >= _LEAST_TENSORS
-            if stored and (whole or (_is_large(inspection) and _has_names_of_the_class(layers, inside))):
+            if stored and (whole or (is_large(inspection) and _has_names_of_the_class(layers, inside))):
                 document = "metadata" if checkpoint.format == "gguf" else "config"
                 counted = f"the {document} says {count(total, 'layer')} ({key})"
                 parent = start[: start.rstrip(".").rfind(".") + 1]

@@ -652,7 +652,8 @@ def rows(inspection: Inspection) -> Iterator[Finding]:
     in the config that is text, a boolean or a decimal number.
 
     It compares other matrices, norms and biases with sizes that the config states, such as `intermediate_size` or
-    `num_experts`. The finding names one tensor and counts the others. A size that the config leaves out is not compared.
+    `num_experts`. The finding names one tensor and counts the others. The config may leave out a size or a whole
+    part, such as `vision_config`. A file of 1 MiB or more is then compared with the defaults of transformers 5.23.
     The rule passes over quantised and draft models, adapters, pruned heads and remote code (`auto_map`). It also passes
     over a dimension if more than two keys decide it, or if layers differ.
 

@@ -554,7 +554,7 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Reports two copies of a tied tensor that are byte-identical and contain at least one NaN. It also reports an embedding
-    or a head of zeros alone, +0 or -0. It reports one of a type such as `BOOL`, in which no known quantiser stores a table.
+    or a head of zeros alone, +0 or -0. It reports a matrix of a type such as `BOOL`, in which no known quantiser stores one.
     It reports a NaN, and in a tensor whose name ends in `weight` an infinity too. The default depth reads a few bytes of
     each table, and norms and other vectors of the model's width. With `--depth full` the rule reads every tensor of the
     types F16, BF16, F32 and F64. Of a remote model it looks at the types of the tables alone. Other formats than
@@ -607,5 +607,5 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
             text = f"{holds} {fault}. What the model computes with {them} is not finite."
         else:
             has = evidence.clause(names, "has", "have")
-            text = f"{has} the type {fault}. tieconv knows no quantiser that stores a table so."
+            text = f"{has} the type {fault}. tieconv knows no quantiser that stores a matrix so."
         yield nan_in_tie.finding(text, names, level=level)

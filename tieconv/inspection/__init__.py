@@ -128,7 +128,7 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
     return replace(tie, members=tuple(marked.get(member.name, member) for member in tie.members))
 
 
-_NEVER_A_TABLE = frozenset({"BOOL", "I16", "U16", "I64", "U64", "C64"})
+_NEVER_OF_A_MATRIX = frozenset({"BOOL", "I16", "U16", "I64", "U64", "C64"})
 """Types in which no known quantiser stores a matrix. transformers 5.23 computes with the values as they are."""
 
 
@@ -139,7 +139,12 @@ def _unusable(tensors: Mapping[str, TensorRecord], view: Head, reader: ByteReade
     They read the vectors of the model's width, such as norms, which are few.
     """
     tables = sorted({part.name for part in (view.input_embedding, view.output_head) if part and part.name in tensors})
-    faults = {name: tensors[name].dtype for name in tables if tensors[name].dtype in _NEVER_A_TABLE}
+    faults = {
+        name: record.dtype
+        for name, record in tensors.items()
+        if record.dtype in _NEVER_OF_A_MATRIX
+        and (name in tables or (len(record.shape) == 2 and name.endswith(".weight")))
+    }
     if depth is Depth.HEADER or is_costly(reader):
         return faults
     faults |= {name: _fault(reader, tensors[name], depth) for name in tables if tensors[name].dtype in FLOATS}
