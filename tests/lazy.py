@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 FOLDERS = {
@@ -43,6 +44,14 @@ FUNCTIONS = dict.fromkeys(("load_file", "load_model", "save_file", "save_model")
 def absent() -> frozenset[str]:
     """Return the packages that this run has to do without."""
     return frozenset(os.environ.get("TIECONV_WITHOUT", "").split())
+
+
+def version_of(package: str) -> str:
+    """Return the installed version of a package; empty if it is absent."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 class Lazy:

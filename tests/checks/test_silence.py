@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tieconv
 import tieconv as api
@@ -36,6 +35,7 @@ from tests.checks.fixtures.model import (
     vector,
 )
 from tests.checks.measure import RECORD, TIES, measure
+from tests.lazy import torch
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checks import is_plain
 from tieconv.checks.registry import run_all

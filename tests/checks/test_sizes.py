@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tieconv as api
 from tests.checks.fixtures.model import BERT, EMBED, LLAMA, Config, Tensors, flagged, matrix, save, weights
+from tests.lazy import torch
 from tieconv.architectures import class_table, effective_flag
 
 UP, KEYS = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.k_proj.weight"

@@ -21,14 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
-
 from fixtures import zoo
 from tests.consumers.grid import _bare, _flagged
 from tests.families import older, older_loader
 from tests.families.older import Cell, Tensors
+from tests.lazy import load_file, save_file, torch, transformers
 from tieconv.architectures import class_table as table
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Family

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from fixtures import zoo
 from tests.consumers.grid import _bare, _flagged
 from tests.families import older_loader
+from tests.lazy import load_file, save_file, torch
 from tieconv.architectures import class_table as table
 from tieconv.architectures import find
 from tieconv.architectures.stored_names import variants
@@ -33,7 +31,7 @@ from tieconv.checkpoint.family import Family, Role
 RECORDED = Path(__file__).with_suffix(".json")
 VERSIONS = ("4.48", "4.57")
 FLAGS = (True, False, None)
-Tensors = dict[str, torch.Tensor]
+Tensors = "dict[str, torch.Tensor]"
 
 
 def names(family: Family) -> list[str]:

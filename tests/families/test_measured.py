@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.lazy import torch, version_of
 from tieconv.architectures import class_table as table
 from tieconv.architectures import guess as pattern
 from tieconv.architectures.lookup import find
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -36,7 +34,8 @@ SPREAD = (
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(
-    transformers.__version__ != table.measured_with(5), reason=f"the table is of transformers {table.measured_with(5)}"
+    version_of("transformers") != table.measured_with(5),
+    reason=f"the table is of transformers {table.measured_with(5)}",
 )
 
 

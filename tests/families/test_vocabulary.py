@@ -14,14 +14,13 @@ import pytest
 from huggingface_hub.errors import StrictDataclassError
 
 from fixtures import families, zoo
+from tests.lazy import transformers, version_of
 from tieconv.api.evidence import inspect
 from tieconv.architectures import class_table as table
 from tieconv.architectures.effective_flag import SIZES, vocabulary_rows, vocabulary_sizes, word_sizes
 from tieconv.checks.registry import run_all
 from tieconv.loaders import release_tables
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
 COMPOSITES = (
@@ -34,7 +33,8 @@ CHECKED = {"CanaryForConditionalGeneration", "T5Gemma2ForConditionalGeneration"}
 """Classes that refuse a config in which only one of their sizes has changed."""
 
 pytestmark = pytest.mark.skipif(
-    transformers.__version__ != table.measured_with(5), reason=f"the table is of transformers {table.measured_with(5)}"
+    version_of("transformers") != table.measured_with(5),
+    reason=f"the table is of transformers {table.measured_with(5)}",
 )
 
 
