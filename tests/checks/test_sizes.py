@@ -157,6 +157,18 @@ DEFAULTS: dict[str, tuple[Config, Tensors, str]] = {
         {TOWER: matrix(8, 4)},
         "",
     ),
+    "an absent part without a model type": (
+        {
+            "architectures": ["DbrxForCausalLM"],
+            "model_type": "dbrx",
+            "d_model": 4,
+            "max_seq_len": 8,
+            "generation": {"top_k": 1},
+            "vocab_size": 8,
+        },
+        {"transformer.wte.weight": matrix(), "transformer.blocks.0.norm_attn_norm.norm_1.weight": np.ones(4, "<f4")},
+        "",
+    ),
     "a part of another type": (
         {**VISION, "vision_config": {"model_type": "siglip_vision_model"}},
         {TOWER: matrix(8, 4)},

@@ -498,15 +498,15 @@ def _stated(config: Mapping[str, object], record: Mapping[str, Any], keys: str) 
 def _default(config: Mapping[str, object], record: Mapping[str, Any], path: str) -> int | None:
     """Return what the class takes for an absent key; ``None`` if it may be in the config under another name."""
     level, _, key = path.rpartition(".")
-    values = nested(config, level)
+    values, types = nested(config, level), record.get("types", {})
     if values is not None:
-        agreed = values.get("model_type", "") in (record.get("types", {}).get(level, ""), "")
+        agreed = values.get("model_type", "") in (types.get(level, ""), "")
         names = {key, *record.get("aliases", {}).get(path, ())}
         number: int | None = record.get("defaults", {}).get(path)
         return number if (agreed or not level) and names.isdisjoint(values) else None
     # A flat config has the keys of a part at its top. Another program has other names for its parts.
     sizes = {known.rpartition(".")[2] for known in record.get("absent", {}) if known.startswith(f"{level}.")}
-    parts = [config, *(part for name, part in config.items() if isinstance(part, dict) and name not in record["types"])]
+    parts = [config, *(part for name, part in config.items() if isinstance(part, Mapping) and name not in types)]
     number = record.get("absent", {}).get(path)
     return number if all(sizes.isdisjoint(part) for part in parts) else None
 

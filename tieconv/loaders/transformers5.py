@@ -158,13 +158,13 @@ def load_dtype(inspection: Inspection) -> str | None:
 def _refusals(inspection: Inspection, read: Inspection, *, compares: bool) -> Iterator[Refusal]:
     """Yield why the release fails, in its order. ``read`` is the inspection without the names that it does not know."""
     yield from _type_refusals(inspection)
-    checkpoint, refused = inspection.checkpoint, [*config_refusals(inspection, lists=compares)]
+    checkpoint, files = inspection.checkpoint, by_name(inspection)
+    refused = config_refusals(inspection, lists=compares)
     if checkpoint.format in ("safetensors", "torch") and checkpoint.adapter is None:
         yield from refused  # whatever the names are
-    files = by_name(inspection)
     if files is not None:
         yield files
-    yield from refused
+    yield from refused  # those that did not come first
     yield from flag_refusals(inspection, null=compares)
     # Why tieconv cannot tell which parameter gets a stored tensor.
     family, stored = inspection.family, inspection.checkpoint.tensors
