@@ -655,7 +655,7 @@ def test_a_vector_without_usable_values(lost: dict[str, float], text: str, depth
     model = save(tmp_path / "model", flagged(LLAMA, True), tensors)
     messages = [finding.message for finding in api.inspect(model, depth=depth).findings if finding.rule == "NUM001"]
     them = "them" if " hold " in text else "it"
-    message = f"{text}What the model computes with {them} is not finite."
+    message = f"{text}Values that depend on {them} are not finite."
     assert messages == [message] * (bool(text) and depth != "header")
 
 

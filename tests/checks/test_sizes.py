@@ -133,12 +133,13 @@ def test_sizes(case: str, tmp_path: Path) -> None:
     assert all(finding.remedy is None and finding.level == "error" for finding in sizes)
 
 
-VISION_DEFAULT = f"vision_config.intermediate_size is 4,096 by default, but {TOWER} has the shape [8, 4]. {END}"
+VISION_DEFAULT = "vision_config.intermediate_size is 4,096 by default, because the config lacks "
+VISION_DEFAULT += f"vision_config.intermediate_size, but {TOWER} has the shape [8, 4]. {END}"
 DEFAULTS: dict[str, tuple[Config, Tensors, str]] = {
     "an absent key": (
         without(WHOLE, "intermediate_size"),
         TENSORS,
-        UP_9.replace("9 in the config", "11,008 by default"),
+        UP_9.replace("9 in the config", "11,008 by default, because the config lacks intermediate_size"),
     ),
     "null": ({**WHOLE, "intermediate_size": None}, TENSORS, ""),
     "an absent key under another name": (
@@ -147,6 +148,7 @@ DEFAULTS: dict[str, tuple[Config, Tensors, str]] = {
         "",
     ),
     "an absent part": (without(VISION, "vision_config"), {TOWER: matrix(8, 4)}, VISION_DEFAULT),
+    "a part that is a list": ({**VISION, "vision_config": [1]}, {TOWER: matrix(8, 4)}, ""),
     "an absent part of a flat config": (
         {**without(VISION, "vision_config"), "intermediate_size": 8},
         {TOWER: matrix(8, 4)},

@@ -487,7 +487,7 @@ def _stated(config: Mapping[str, object], record: Mapping[str, Any], keys: str) 
             hidden, heads = (_value(config, record, key) for key in path.split(" / "))
             number = hidden // heads if type(hidden) is type(heads) is int and heads > 0 else None
         if number is None and (number := _default(config, record, path)) is not None:
-            says = "by default"
+            says = f"by default, because the config lacks {shown(path)}"
         if type(number) is not int or number <= 0:
             return None
         words.append(path)
@@ -504,11 +504,14 @@ def _default(config: Mapping[str, object], record: Mapping[str, Any], path: str)
         names = {key, *record.get("aliases", {}).get(path, ())}
         number: int | None = record.get("defaults", {}).get(path)
         return number if (agreed or not level) and names.isdisjoint(values) else None
+    parent, _, part = level.rpartition(".")
+    if (nested(config, parent) or {}).get(part) is not None:
+        return None  # not an object
     # A flat config has the keys of a part at its top. Another program has other names for its parts.
     sizes = {known.rpartition(".")[2] for known in record.get("absent", {}) if known.startswith(f"{level}.")}
-    parts = [config, *(part for name, part in config.items() if isinstance(part, Mapping) and name not in types)]
+    sections = [config, *(part for name, part in config.items() if isinstance(part, Mapping) and name not in types)]
     number = record.get("absent", {}).get(path)
-    return number if all(sizes.isdisjoint(part) for part in parts) else None
+    return number if all(sizes.isdisjoint(section) for section in sections) else None
 
 
 def _value(config: Mapping[str, object], record: Mapping[str, Any], path: str) -> object:

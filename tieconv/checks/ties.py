@@ -604,7 +604,7 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
             text = f"{evidence.clause(names, 'is', 'are')} all zero. The model cannot distinguish tokens."
         elif fault.startswith("a NaN"):
             holds, them = evidence.clause(names, "holds", "hold"), evidence.verb(names, "it", "them")
-            text = f"{holds} {fault}. What the model computes with {them} is not finite."
+            text = f"{holds} {fault}. Values that depend on {them} are not finite."
         else:
             has = evidence.clause(names, "has", "have")
             text = f"{has} the type {fault}. tieconv knows no quantiser that stores a matrix so."
