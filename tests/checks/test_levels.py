@@ -42,6 +42,7 @@ from tests.checks.fixtures.model import (
 )
 from tests.checks.fixtures.more import base_of, save_adapter
 from tests.checks.remedy import run
+from tests.lazy import torch
 from tieconv.checkpoint.finding import Finding
 from tieconv.checks import is_plain
 from tieconv.cli import main
@@ -521,7 +522,11 @@ def test_a_tensor_in_another_shard_is_found_if_the_index_names_that_shard(tmp_pa
     mapped["model.gone.weight"] = FIRST
     folder = save_shards(tmp_path / "gone", flagged(LLAMA, False), shards, mapped)
     (finding,) = [finding for finding in api.inspect(folder).findings if finding.rule == "IDX001"]
-    assert finding.level == "error" and (f" {HEAD} is in {SECOND}. A loader" in finding.message) is listed
+    assert finding.level == "error" and (f" fails. {HEAD} is in {SECOND}. " in finding.message) is listed
+    outside = (
+        f" fails. {HEAD} is in {SECOND}, which the index does not list. No file in this directory holds model.gone"
+    )
+    assert (outside in finding.message) is not listed and finding.remedy is None
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -531,8 +536,42 @@ def test_a_lost_tensor_is_fetched_and_a_spare_entry_removed(tmp_path: Path, tied
     finding = next(finding for finding in api.inspect(folder).findings if finding.rule == "IDX001")
     remedy = finding.remedy and (finding.remedy.command.split()[1], finding.remedy.safe)
     assert remedy == (("reindex", True) if tied else None)
-    says = "The model is tied and does not need it." if tied else "Get the shard that holds it: no file here does."
+    download = "No file in this directory holds it. Download the shard that does."
+    assert finding.message.endswith("The model is tied and does not need it." if tied else download)
+
+
+@pytest.mark.parametrize("case", ["shard", "repeats", "torn", "head.safetensors", "pytorch_model.bin"])
+def test_a_lost_tensor_is_sought_in_the_files_outside_the_index(case: str, tmp_path: Path) -> None:
+    """`reindex` takes a shard that the index does not list, if it repeats no tensor with other bytes."""
+    stray = {HEAD: matrix(seed=1)} | ({EMBED: matrix(seed=2)} if case == "repeats" else {})
+    mapped = {EMBED: FIRST, HEAD: FIRST}
+    folder = save_shards(tmp_path / "m", flagged(LLAMA, False), {FIRST: {EMBED: matrix()}, SECOND: stray}, mapped)
+    says = f" fails. It is in {SECOND}, which the index does not list."
+    if case == "torn":
+        (folder / SECOND).write_bytes(b"torn")
+        says = f" fails. tieconv cannot read {SECOND}, which may hold it. Download this file again."
+    elif case == "head.safetensors":
+        (folder / SECOND).rename(folder / case)
+    elif case == "pytorch_model.bin":
+        (folder / SECOND).unlink()
+        torch.save({name: torch.from_numpy(array) for name, array in stray.items()}, folder / case)
+    if "." in case:
+        says = f" fails. No shard holds it, but {case} does. Save the model again, with all tensors in its shards."
+    reported = {finding.rule: finding for finding in api.inspect(folder).findings}
+    finding = reported["IDX001"]
     assert finding.message.endswith(says)
+    assert (finding.remedy is None) is (case != "shard")
+    if finding.remedy is not None:
+        assert not finding.remedy.safe
+        run(finding.remedy.command, tmp_path / "out")
+        left = {each.rule for each in api.inspect(tmp_path / "out").findings}
+        assert {"IDX001", "IDX002", "IDX004"}.isdisjoint(left)
+    if case == "pytorch_model.bin":
+        return  # a refusal asks for one format first
+    with pytest.raises(RefusedError) as refused:
+        api.plan_untie(folder)
+    rebuild = "rebuild the index from the shards" if case in ("shard", "repeats") else "download the shard"
+    assert str(refused.value.hint).startswith(rebuild)
 
 
 ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}

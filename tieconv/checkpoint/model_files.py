@@ -277,7 +277,7 @@ BLOCKING = {
         "add ", option(drop_other_formats=True), " to leave out the other format, which tieconv would not update"
     ),
     "index.absent": "write the index first: ",
-    "index.absent-tensor": "get the shard that holds it, or rebuild the index if the model needs no such tensor: ",
+    "index.absent-tensor": "download the shard that holds it, or rebuild the index if the model needs no such tensor: ",
     "index.extra-tensor": "rebuild the index from the shards, then try again: ",
     "index.repeated": "remove the unwanted copy, then run the command again",
     TRAINING: "extract the model first: ",
@@ -289,12 +289,15 @@ BLOCKING = {
 After a colon, `way_out` adds the command."""
 
 
-def way_out(code: str, source: str) -> str:
-    """Return what to do about a blocking caution of the model ``source``."""
-    if not BLOCKING[code].endswith(": "):
-        return BLOCKING[code]
-    extracted = call("convert", source, to="safetensors", out=OUT)
-    return Hint(BLOCKING[code], extracted if code == TRAINING else call("reindex", source))
+def way_out(caution: Caution, checkpoint: Checkpoint) -> str:
+    """Return what to do about a blocking caution of the model."""
+    code, hint = caution.code, BLOCKING[caution.code]
+    if not hint.endswith(": "):
+        return hint
+    if code == "index.absent-tensor" and {*caution.tensors} <= checkpoint.tensors.keys() | outside_index(checkpoint):
+        hint = BLOCKING["index.extra-tensor"]
+    extracted = call("convert", checkpoint.source, to="safetensors", out=OUT)
+    return Hint(hint, extracted if code == TRAINING else call("reindex", checkpoint.source))
 
 
 # Read the bytes of a model, local or remote.
@@ -366,6 +369,11 @@ def unlisted_parts(checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
         if _set_of(name) in sets
     }
     return {name: tensors for name, tensors in alone.items() if tensors or name not in held}
+
+
+def outside_index(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the shard of each tensor that only shards outside the index hold."""
+    return {name: part for part, names in unlisted_parts(checkpoint).items() for name in names}
 
 
 def _set_of(name: str) -> tuple[str, ...] | None:

@@ -10,7 +10,7 @@ from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Declared, Inspection, State
-from tieconv.checkpoint.model_files import Caution, Checkpoint, unlisted_parts
+from tieconv.checkpoint.model_files import Caution, Checkpoint, outside_index
 from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
@@ -139,11 +139,12 @@ def declared_tied(inspection: Inspection) -> Iterator[Tie]:
 
 
 def lost_tensors(inspection: Inspection) -> tuple[str, ...]:
-    """Return the tensors that the index lists, no shard holds, and no tied name replaces."""
+    """Return the tensors that the index lists, no shard holds (listed or not), and no tied name replaces."""
     ties = [tie for tie in declared_tied(inspection) if tie.canonical_stored]
     spare = {member.name for tie in ties for member in tie.members}
     absent = (name for caution in cautions(inspection, "index.absent-tensor") for name in caution.tensors)
-    return tuple(name for name in absent if name not in spare and name not in inspection.checkpoint.tensors)
+    held = spare.union(inspection.checkpoint.tensors, outside_index(inspection.checkpoint))
+    return tuple(name for name in absent if name not in held)
 
 
 def declared_untied(inspection: Inspection) -> Iterator[Tie]:
@@ -188,7 +189,7 @@ def is_missing(inspection: Inspection, member: Member) -> bool:
 
 def is_outside_index(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a shard that the index does not list holds the tensor. IDX002 reports the shard."""
-    return any(name in names for names in unlisted_parts(checkpoint).values())
+    return name in outside_index(checkpoint)
 
 
 def certain(inspection: Inspection, level: Level) -> Level:

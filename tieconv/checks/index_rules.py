@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tieconv.architectures.lookup import is_draft
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, VARIANT, WEIGHTS_KEY, Layout, unlisted_parts, weight_map
+from tieconv.checkpoint.model_files import (
+    REFUSED_BY_READER,
+    VARIANT,
+    WEIGHTS_KEY,
+    Checkpoint,
+    Layout,
+    outside_index,
+    unlisted_parts,
+    weight_map,
+)
 from tieconv.checks import evidence, remedies
 from tieconv.checks.evidence import rule
 from tieconv.loaders.transformers_files import opened, stops_at_index
@@ -36,34 +45,50 @@ def absent_tensor(inspection: Inspection) -> Iterator[Finding]:
 
     ## How to fix
     If no file holds the tensor, save or download the model again. No command is given then, since `tieconv reindex` would
-    remove the only sign of the loss. Is the tensor in another shard, or does the tied
+    remove the only sign of the loss. Is the tensor in another shard, listed or not, or does the tied
     model not need it? Then `tieconv reindex` rebuilds the index from the shard headers. Until then, other commands that
     write refuse the model.
     """
     lost = evidence.lost_tensors(inspection)
     shards, stored = weight_map(inspection.checkpoint.index), inspection.checkpoint.tensors
+    unlisted = outside_index(inspection.checkpoint)
     for caution in evidence.cautions(inspection, "index.absent-tensor"):
         wrong = [*dict.fromkeys(shards[name] for name in caution.tensors)]
-        held = [name for name in caution.tensors if name in stored]
-        homes = [*dict.fromkeys(stored[name].range.file for name in held)]
         them, do = evidence.verb(caution.tensors, "it", "them"), evidence.verb(wrong, "does", "do")
-        subject = evidence.clause(held, "is", "are") if len(held) < len(caution.tensors) else ""
-        subject = subject or evidence.verb(held, "It is", "They are")
-        home = f" {subject} in {evidence.listed(homes)}." if homes else ""
-        elsewhere = len(held) == len(caution.tensors) and {*homes} <= {*shards.values()}
+        listed = {name: stored[name].range.file for name in caution.tensors if name in stored}
+        outside = {name: unlisted[name] for name in caution.tensors if name in unlisted}
+        fate = "" if listed or outside or lost else f" The model is tied and does not need {them}."
+        for homes, relation in ((listed, ""), (outside, ", which the index does not list")):
+            subject = evidence.clause([*homes], "is", "are") if len(homes) < len(caution.tensors) else ""
+            subject = subject or evidence.verb([*homes], "It is", "They are")
+            fate += f" {subject} in {evidence.listed(dict.fromkeys(homes.values()))}{relation}." if homes else ""
+        elsewhere = len(listed) == len(caution.tensors) and {*listed.values()} <= {*shards.values()}
         if elsewhere:
-            home += f" transformers 4.57 and 5.23 read all shards of the index, so they find {them}."
-        missed = them if len(lost) == len(caution.tensors) else evidence.listed(lost)
-        fate = f" Get the shard that holds {missed}: no file here does." if lost else ""
-        if not held and not lost:
-            fate = f" The model is tied and does not need {them}."
+            fate += f" transformers 4.57 and 5.23 read all shards of the index, so they find {them}."
+        if lost:
+            fate += _lost(inspection.checkpoint, lost, them if len(lost) == len(caution.tensors) else "")
         yield absent_tensor.finding(
             f"The index lists {evidence.listed(caution.tensors)} in {evidence.listed(wrong)}, which {do} not hold {them}."
-            f"{home} A loader that looks for {them} there fails.{fate}",
+            f" A loader that looks for {them} there fails.{fate}",
             caution.tensors,
             level=Level.WARNING if elsewhere else Level.ERROR,
             remedy=remedies.reindex(inspection, safe=True),
         )
+
+
+def _lost(checkpoint: Checkpoint, names: Sequence[str], pronoun: str) -> str:
+    """Return which file to get for tensors that no shard holds."""
+    them, others = pronoun or evidence.listed(names), (*checkpoint.orphans, *checkpoint.twins)
+    holders = [file.name for file in others if not {*names}.isdisjoint(tensor.name for tensor in file.tensors)]
+    if holders:
+        does = evidence.clause(holders, "does", "do")
+        return f" No shard holds {them}, but {does}. Save the model again, with all tensors in its shards."
+    files = {name for name in checkpoint.companions if "/" not in name and name.endswith(".safetensors")}
+    # Files that tieconv could not read are not among the orphans.
+    if torn := sorted(files.union(unlisted_parts(checkpoint)) - {file.name for file in others}):
+        may = f"tieconv cannot read {evidence.listed(torn)}, which may hold {them}."
+        return f" {may} Download {evidence.verb(torn, 'this file', 'these files')} again."
+    return f" No file in this directory holds {them}. Download the shard that does."
 
 
 @rule("IDX002", "unindexed-tensor", Level.WARNING)

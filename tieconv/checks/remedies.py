@@ -116,12 +116,13 @@ def resize(inspection: Inspection, *, safe: bool, **options: object) -> Remedy |
 
 
 def reindex(inspection: Inspection, *, safe: bool, **options: object) -> Remedy | None:
-    """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing or torn, or two shards hold one tensor.
+    """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing or torn, or two shards differ.
 
     Also ``None`` if no shard holds a listed tensor that the model needs: only the index shows the loss.
     """
     checkpoint = inspection.checkpoint
     repeated, parts = any(evidence.cautions(inspection, "index.repeated")), unlisted_parts(inspection.checkpoint)
+    repeated = repeated or any(shadow.differs and shadow.file in parts for shadow in inspection.shadows)
     if checkpoint.format not in _INDEXED or checkpoint.special or repeated or not all(parts.values()):
         return None
     if checkpoint.index is None and (checkpoint.layout is not Layout.SHARDED or not checkpoint.complete):

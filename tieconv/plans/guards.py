@@ -84,7 +84,7 @@ def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
     source = shown(inspection.checkpoint.source)
     for caution in inspection.checkpoint.cautions:
         if caution.code in BLOCKING and caution.code != allowed:
-            hint = way_out(caution.code, inspection.checkpoint.source)
+            hint = way_out(caution, inspection.checkpoint)
             refuse(caution.message, hint, caution.code, source=source)
     if inspection.checkpoint.special:
         problem = f"{source} contains {shown(inspection.checkpoint.special[0])}, which is not a regular file"

@@ -155,7 +155,7 @@ def check_model(checkpoint: Checkpoint) -> None:
     source = checkpoint.source
     blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
     if blocking is not None:
-        hint = way_out(blocking.code, source)
+        hint = way_out(blocking, checkpoint)
         if blocking.code == TWO_FORMATS:  # parity has no option that chooses one
             hint = Hint("leave one out first: ", call("dedup", source, drop_other_formats=True, out=OUT))
         raise UnreadableError(f"{shown(source)}: {blocking.message}", hint, blocking.code)
