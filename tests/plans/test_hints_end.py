@@ -162,3 +162,28 @@ def test_a_model_of_transformers_5_that_scales_no_logits(architecture: str, tmp_
 def test_a_config_that_is_silent_about_the_scale(tmp_path: Path) -> None:
     """`Pop2PianoConfig` has the flag true by default, and its key takes that value (transformers 5.23)."""
     assert factors(build(tmp_path, "Pop2PianoForConditionalGeneration", None, None, "differs")) == {0.5}
+
+
+@pytest.mark.parametrize("architecture", [name for name in SCALED if not name.startswith(("Pop2", "UMT5"))])
+def test_a_trained_head_under_a_true_flag_has_one_way_out(architecture: str, tmp_path: Path) -> None:
+    """Every refusal and the finding print one command. After it, both releases load the head without a factor."""
+    model = build(tmp_path / "m0", architecture, True, None, "differs")
+    way_out = "set-tie false --force"
+    if architecture.startswith("Switch"):  # its stacks read separate tables if the flag is false
+        for verb in VERBS:
+            assert set(commands(run(verb, model).stderr, model)) & {"untie --keep-flag", "untie"}
+        assert run("untie", model, "--keep-flag", "-o", tmp_path / "whole").exit_code == 0
+        model = tmp_path / "whole"
+    for verb in VERBS:
+        result = run(verb, model)
+        assert result.exit_code == 2 and commands(result.stderr, model)[0] == way_out, result.stderr
+        assert "if lm_head.weight was trained with the flag false, set it: " in result.stderr
+    (finding,) = (finding for finding in api.inspect(model).findings if finding.rule == "TIE001")
+    assert finding.remedy is not None and not finding.remedy.safe
+    assert commands(finding.remedy.command, model) == [way_out]
+    result = run("set-tie false", model, "--force", "-o", tmp_path / "out")
+    assert ("times 0.5 now" in result.output) is (architecture != "MT5ForConditionalGeneration")
+    after = api.inspect(tmp_path / "out")
+    assert not grave(tmp_path / "out") and factors(tmp_path / "out") == {1.0}
+    for release in (TRANSFORMERS_4, TRANSFORMERS_5):
+        assert load(after, release).source("lm_head.weight") == "lm_head.weight"

@@ -81,6 +81,13 @@ def of_parts(inspection: Inspection, verb: str) -> Remedy | None:
 def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
     """Return `tieconv set-tie false` if every name is stored, else `tieconv untie`; ``None`` if both would refuse."""
     stored = all(member.stored for tie in inspection.ties if tie.gated for member in tie.members)
+    if not flag_is_storage(inspection):
+        # Only the user knows whether a head that differs was trained with scaled logits.
+        transposed = any(m.state is State.TRANSPOSED for tie in inspection.ties for m in tie.members)
+        if transposed or not unequal(inspection) or not all(tie.canonical_stored for tie in inspection.ties):
+            return None
+        verb, option = ("set-tie false", {"force": True}) if stored else ("untie", {"keep_flag": True})
+        return _remedy(inspection, verb, safe=False, **option)
     if not stored or inspection.checkpoint.config is None:
         return untie(inspection, safe=safe)
     flags = evidence.levels(inspection).values()

@@ -267,10 +267,12 @@ def different_values(inspection: Inspection) -> Iterator[Finding]:
     ## How to fix
     `tieconv set-tie false` sets the flag to false at every level and does not change the tensors. Then every loader reads
     what transformers 5 reads today. If the untied model needs other names too, `tieconv untie` does the same and stores
-    them. If one of the two is stale, `tieconv retie --from embed --force` or `--from head --force` keeps the other (review
+    them. For T5 and its relatives, it needs `--force`: the logits lose a factor (review first: changes the model's
+    outputs). If one of the two is stale, `tieconv retie --from embed --force` or `--from head --force` keeps the other (review
     first: changes the model's outputs).
     """
     # Yield one finding for each tied group that stores different values.
+    scaled = not remedies.flag_is_storage(inspection)
     for tie in evidence.declared_tied(inspection):
         differing = [member for member in tie.members if _differs(inspection, tie, member)]
         if differing:
@@ -290,7 +292,7 @@ def different_values(inspection: Inspection) -> Iterator[Finding]:
                 f"{figures}{but} {cause}. {outcome}",
                 (canonical, *names),
                 level=evidence.certain(inspection, level),
-                remedy=remedies.set_untied(inspection, safe=True) if tie.gated else None,
+                remedy=remedies.set_untied(inspection, safe=True) if tie.gated or scaled else None,
             )
 
 

@@ -25,6 +25,12 @@ ALIKE = EQUAL | {State.CANONICAL, State.ABSENT}
 """States of a member whose values are those of its group, now or once it is loaded."""
 
 
+def has_own_head(inspection: Inspection) -> bool:
+    """Return whether the stored head of a tied group differs from the embedding."""
+    head, members = inspection.head.output_head, (member for tie in inspection.ties for member in tie.members)
+    return head is not None and any(m.name == head.name and m.stored and m.state not in ALIKE for m in members)
+
+
 def build(
     command: str,
     inspection: Inspection,

@@ -9,7 +9,7 @@ from tieconv.checkpoint.phrases import difference_clause
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.loaders import evidence, release_tables
 from tieconv.loaders.load import TRANSFORMERS_4, load, releases
-from tieconv.plans.build import ALIKE
+from tieconv.plans.build import has_own_head
 from tieconv.plans.guards import again, refuse
 from tieconv.plans.meaning import Note
 from tieconv.text import Hint, shown
@@ -49,6 +49,8 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
         return 0
     label = family.architecture
     hint = again(inspection, verb, keep_flag=True) if verb == "untie" else "do not change the head"
+    if verb == "untie" and has_own_head(inspection):
+        hint = keep_untied(inspection)
     if FlagMeaning.STORAGE in _meanings(family):
         problem = f"{label} scales its logits by the flag in one transformers major version only"
         refuse(f"{problem}, so no one head fits both", hint, "flag.forward")
@@ -103,16 +105,21 @@ def always_tied(inspection: Inspection) -> str:
     The class ties a head that is absent or equal to the embedding; a head with other values stays untied. The flag has
     an effect in transformers 4 if only transformers 4 scales the logits.
     """
-    family, head = inspection.family, inspection.head.output_head
-    own = (
-        member.stored and member.state not in ALIKE
-        for tie in inspection.ties
-        for member in tie.members
-        if head is not None and member.name == head.name
-    )
-    if family.tying is not Tying.ALWAYS or any(own) or scales_v5(inspection) is False:
+    family = inspection.family
+    if family.tying is not Tying.ALWAYS or has_own_head(inspection) or scales_v5(inspection) is False:
         return ""
     return f"{family.architecture} ties its head whatever the config says, so a false flag has no effect"
+
+
+def keep_untied(inspection: Inspection) -> Hint:
+    """Return how to keep a head that differs. Only the user knows whether it was trained with scaled logits."""
+    head = inspection.head.output_head
+    if head is not None and scales(inspection.family) and has_own_head(inspection):
+        if any(tie.gated and not member.stored for tie in inspection.ties for member in tie.members):
+            return Hint("first store the names that are absent: ", again(inspection, "untie", keep_flag=True))
+        accepted = again(inspection, "set-tie false", force=True)
+        return Hint(f"if {shown(head.name)} was trained with the flag false, set it: ", accepted)
+    return Hint("keep them untied with: ", again(inspection, "untie"))
 
 
 def _instead(inspection: Inspection, verb: str) -> str:

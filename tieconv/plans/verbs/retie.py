@@ -21,7 +21,7 @@ from tieconv.plans import biases
 from tieconv.plans.build import EQUAL, build, promise, still_stored
 from tieconv.plans.config import config_with_flag, set_flag
 from tieconv.plans.edits import Edits
-from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
+from tieconv.plans.flag_effect import guard_flip, keep_untied, reads_false, scaling_exponent
 from tieconv.plans.guards import again, choose_values, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import Note
 from tieconv.plans.verbs.untie import plan_gguf_retie
@@ -236,7 +236,7 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
     if member.state is State.TRANSPOSED:  # untie refuses it too
         refuse(sentence, "store it in the shape of the embedding first", "retie.not-equal")
     untied = "the model is untied: nothing to change"  # with the flag false, untie would change nothing
-    hint = Hint("keep them untied with: ", again(inspection, "untie")) if inspection.config.effective else untied
+    hint = keep_untied(inspection) if inspection.config.effective else untied
     if not exponent:
         before = Hint("measure what a re-tie loses: ", again(inspection, "analyze"))
         if isinstance(member.relation, Scaled) and member.relation.exact and member.relation.power_of_two:

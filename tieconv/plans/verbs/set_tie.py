@@ -13,10 +13,10 @@ from tieconv.checkpoint.quantised_matrix import HEAD, PairState, QuantisedTables
 from tieconv.checkpoint.tie_group import BiasState, Member, Tie
 from tieconv.checkpoint.value_type import Choice, record
 from tieconv.checkpoint.write_plan import Plan, Promises
-from tieconv.plans.build import ALIKE, EQUAL, build, promise
+from tieconv.plans.build import ALIKE, EQUAL, build, has_own_head, promise
 from tieconv.plans.config import config_with_flag
 from tieconv.plans.edits import Edits
-from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scales
+from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, keep_untied, reads_false, scales
 from tieconv.plans.guards import again, guard_head, guard_layout, refuse
 from tieconv.plans.meaning import Note
 from tieconv.text import Hint, shown
@@ -86,12 +86,14 @@ def _guard_meaning(inspection: Inspection, tied: bool, force: bool) -> None:
     if family.tying is Tying.CAN:
         guard_flip(inspection, verb)
     head = inspection.head.output_head
-    agrees = scales_v5(inspection) is tied
-    if agrees and (force or (head is not None and not head.stored)):
+    agrees, own = scales_v5(inspection) is tied, not tied and has_own_head(inspection)
+    if (agrees or own) and (force or (head is not None and not head.stored)):
         return
     if scales(inspection.family):
         hint = Hint("rewrite the head, if that is exact: ", again(inspection, verb))
-        if agrees:
+        if own:
+            hint = keep_untied(inspection)
+        elif agrees:
             hint = Hint("accept it with: ", again(inspection, f"set-tie {str(tied).lower()}", force=True))
         elif never:
             hint = Hint("keep the flag: ", again(inspection, f"set-tie {str(not tied).lower()}"))
@@ -231,6 +233,8 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
         back = Hint("restore this name: ", again(inspection, "retie"))
         return [Loss(problem, back, "set-tie.inverted", tuple(member.name for member in tie.members))]
     hint = Hint("set the flag to match the stored tensors: ", again(inspection, "set-tie false"))
+    if scales(inspection.family) and inspection.config.effective:
+        hint = keep_untied(inspection)
     if not inspection.config.effective:
         same = "the flag already matches the stored tensors; compare the two tables: "
         hint = Hint(same, again(inspection, "analyze"))

@@ -16,7 +16,7 @@ from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import ALIKE, EQUAL, accept_copies, build, promise, still_stored
 from tieconv.plans.config import config_with_flag
 from tieconv.plans.edits import Edits
-from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
+from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, keep_untied, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, guard_contents, refuse
 from tieconv.plans.meaning import Note
 from tieconv.text import Hint, shown
@@ -78,7 +78,7 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int, kee
             # Store E × 2**exponent as the head, which gives the tied logits without the scaling of the flag.
             if member.stored and member.state not in EQUAL:
                 problem = f"{shown(member.name)} differs from the embedding, and the flag also scales the logits"
-                refuse(problem, "edit the flag by hand once you know which head is correct", "flag.forward")
+                refuse(problem, keep_untied(inspection), "flag.forward")
             edits.scale(member.name, origin, exponent)
         elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
             _guard_rows(inspection, member, origin)
