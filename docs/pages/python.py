@@ -16,10 +16,10 @@ INTRO = """\
 
 `import tieconv` gives the commands as functions on paths. They return frozen dataclasses. `to_json()` gives the JSON of
 the [schemas](schemas.md). `print` shows a plan as the command does, and any other result as JSON. The prompt shows one
-line, and a notebook shows a small table. In it, ■ marks a matrix that equals the embedding, and □ one that differs. ↑
-marks a name without a stored tensor. A function raises `TieconvError`
-where the command exits with 2. The error's `hint` names the next call; a traceback shows it too. A value that an
-argument does not take is a `ValueError`.
+line, and a notebook shows a small table. A function raises `TieconvError` where the command exits with 2. The error's
+`hint` names the next call; a traceback shows it too. `tieconv.check` may read several models, so it does not raise for
+one that it cannot read. Its report then has the `exit_code` 2, and the model has a `failure`. A value that an argument
+does not take is a `ValueError`.
 
 ```python
 import tieconv
@@ -28,6 +28,9 @@ report = tieconv.inspect("model/")
 print(report)  # the JSON of `tieconv inspect --json`
 tieconv.plan_untie("model/").execute("untied/")
 ```
+
+In the table of a notebook, ■ marks a matrix that equals the embedding, and □ one that differs. ↑ marks a name without a
+stored tensor.
 
 The package is typed: it ships `py.typed`, and `mypy --strict` checks a script that uses it. In the examples `model`
 stores a redundant copy of its tied embedding. The config of `diverged` declares it tied, but its tables differ.

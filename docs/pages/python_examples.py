@@ -21,6 +21,9 @@ EXAMPLES = {
 >>> report = tieconv.check(["model", "tied"], fail_on="warning")
 >>> report.failed, report.exit_code
 (1, 1)
+>>> report = tieconv.check(["tied", "absent"])
+>>> report.exit_code, report.models[1].failure.message
+(2, 'absent: no such file or directory')
 """,
     "diff": """\
 >>> tieconv.diff("model", "tied").same_function

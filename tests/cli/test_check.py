@@ -248,14 +248,29 @@ def test_a_baseline_moves_with_its_models(model: Copy, tmp_path: Path, monkeypat
     moved.rename(tmp_path)
 
 
+def test_a_baseline_of_the_models_that_were_read(model: Copy, tmp_path: Path) -> None:
+    """The model that was not read is named, and keeps its entries. The exit code is 2."""
+    duplicated, diverged, file = model("llama-duplicated"), model("llama-diverged"), tmp_path / "debt.json"
+    weights = diverged / "model.safetensors"
+    whole = weights.read_bytes()
+    for known in (["TIE002"], ["TIE001", "TIE002"]):
+        weights.write_bytes(whole[:100])
+        result = run(f"check --write-baseline {file}", duplicated, diverged)
+        assert result.exit_code == 2 and f"wrote {file}: {len(known)} finding" in result.stderr
+        assert f"error: the baseline has no findings of a model that could not be read: {diverged}" in result.stderr
+        assert sorted(entry["rule"] for entry in json.loads(file.read_text())["entries"]) == known
+        weights.write_bytes(whole)
+        ok(f"check --write-baseline {file}", duplicated, diverged)
+
+
 def test_a_baseline_is_never_half_known(models: Path, tmp_path: Path) -> None:
-    """An unreadable model has unknown findings: nothing is written. Nor over a file that is not a baseline."""
+    """A model that cannot be read has unknown findings. With no other model, nothing is written."""
     file = tmp_path / "debt.json"
-    assert "was not written" in refused(f"check --write-baseline {file}", models / "t5", tmp_path / "absent")
+    assert "was not written" in refused(f"check --write-baseline {file}", tmp_path / "absent")
     assert not file.exists()
     (tmp_path / "pointer").mkdir()
     (tmp_path / "pointer" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid\n")
-    why = refused(f"check --write-baseline {file}", models / "t5", tmp_path / "pointer")
+    why = refused(f"check --write-baseline {file}", tmp_path / "pointer")
     assert f"was not written: {tmp_path / 'pointer'}: model.safetensors is a Git LFS pointer" in why
     file.write_text('{"precious": true}')
     assert "is not a tieconv.baseline/1 file" in refused(f"check --write-baseline {file}", models / "t5")

@@ -254,6 +254,19 @@ def test_refused_before_anything_runs(fleet: Path, words: str, message: str) -> 
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("check fleet runs", "check fleet -o runs"),
+        ("check a b runs", "check a b -o runs"),
+        ("inspect fleet --depth header", "inspect fleet -o RUNS"),
+    ],
+)
+def test_the_directory_of_results_may_be_meant_by_the_last_source(fleet: Path, words: str, command: str) -> None:
+    result = run(f"fleet {words}")
+    assert result.exit_code == 2 and f"hint: name a directory of results: tieconv fleet {command}; " in result.stderr
+
+
 def test_parity_needs_a_graph_of_the_model(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs on the exported graph, again for another graph, and says which model has none."""
     monkeypatch.setattr(verbs, "run_command", _failing)

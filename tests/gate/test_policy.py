@@ -208,6 +208,7 @@ LISTS_OF_NONE = "[]", '["vllm", " "]', "[1]"
     [
         ('selct = ["TIE"]', "unknown setting selct", "did you mean select?"),
         ('[tool.tieconv]\nselect = ["TIE"]', "unknown setting tool", "leave [tool.tieconv] out"),
+        ('[check]\nselect = ["TIE"]', "unknown setting check", "without the table [check]: settings are top-level"),
         ('zzz = ["TIE"]', "unknown setting zzz", "the settings are select"),
         ('select = "TIE"', "select must be a list of rules", ""),
         ("select = [1]", "select must be a list of rules", ""),

@@ -223,19 +223,20 @@ def select_rules(words: Sequence[str], select: Sequence[str] = ()) -> tuple[Rule
 def write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
     """Write the gate's findings to the baseline at ``path`` and return the number of its entries.
 
-    Raises `SettingsError` if a model could not be read.
+    A model that could not be read keeps its entries. Raises `SettingsError` if no model could be read.
     """
     from tieconv.errors import SettingsError
     from tieconv.gate.policy import load_baseline
     from tieconv.sources.user_files import write_text
     from tieconv.text import shown
 
+    read = {location: model for location, model in models.items() if model.failure is None}
     failed = next((model for model in report.models if model.failure is not None), None)
-    if failed is not None and failed.failure is not None:
+    if failed is not None and failed.failure is not None and not read:
         message, source = failed.failure.message, shown(failed.source)
         problem = f"{shown(path)} was not written: {message if source in message else f'{source}: {message}'}"
-        hint = "a baseline needs every model: leave this model out, or repair it"
+        hint = "a baseline needs a model that can be read: repair this one, or name others"
         raise SettingsError(problem, hint, "baseline.unreadable-model")
     old = load_baseline(path) if os.path.lexists(path) and os.path.getsize(path) else None
-    write_text(path, policy.debt(models, path, old))
+    write_text(path, policy.debt(read, path, old))
     return len(load_baseline(path).entries)

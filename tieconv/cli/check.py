@@ -14,6 +14,7 @@ from tieconv.api import guard_report, is_collection, is_list, is_pattern, write_
 from tieconv.api.check import expand, find_policy, ray_cluster, read_lists, run_gate, write_baseline
 from tieconv.checkpoint.value_type import record
 from tieconv.cli import options as shared
+from tieconv.cli.errors import tell
 from tieconv.cli.screen import count_progress, echo, formatted, paint, say, width
 from tieconv.reporters.ci import check_text, check_view
 from tieconv.reporters.ci.formats import FORMATS, render
@@ -159,7 +160,11 @@ def run(arguments: Arguments) -> int:
     if baseline:
         noun = count(write_baseline(baseline, policy, report, models), "finding")
         say(f"wrote {shown(baseline)}: {noun} as a baseline; use it with --baseline {shell_word(baseline)}")
-        return 0
+        for failure, source in ((model.failure, shown(model.source)) for model in report.models):
+            if failure is not None:
+                why = failure.message if source in failure.message else f"{source}: {failure.message}"
+                tell(f"the baseline has no findings of a model that could not be read: {why}", failure.hint)
+        return 2 if report.exit_code == 2 else 0
     outcomes: tuple[Outcome | GraphOutcome, ...] = ()
     if arguments.fix:
         from tieconv.api.fixes import fix, preview_fixes  # imports the writing code
@@ -232,7 +237,10 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     metavar="FORMAT=FILE",
     help="Write a further report, such as sarif=check.sarif. Can be repeated.",
 )
-@shared.path_option("--write-baseline", help="Write the findings to FILE as a baseline, and exit with 0.")
+@shared.path_option(
+    "--write-baseline",
+    help="Write the findings to FILE as a baseline. Exit with 0, or with 2 if a model could not be read.",
+)
 @click.option("--fix", is_flag=True, help="Apply the safe remedies; print their plans without -o or --in-place.")
 @shared.path_option(
     "-o", "--output", metavar="OUT", help="With --fix: write the model to OUT, or several models to OUT/NAME."

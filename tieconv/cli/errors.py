@@ -53,6 +53,11 @@ def translating_usage_errors(context: click.Context | None) -> Iterator[None]:
         sentence = stated.rstrip(".").replace(". Choose from:", ", one of:")
         if "unexpected extra argument" in sentence:
             meant += _OF_TWO_MODELS.get(str(error.ctx and error.ctx.info_name), "")
+        if error.ctx and isinstance(error, click.MissingParameter) and error.param and error.param.name == "runs":
+            # The last source is probably meant as the directory of results.
+            words = [*map(path_word, error.ctx.params.get("sources", ()))]
+            runs = words.pop() if len(words) > 1 else "RUNS"
+            meant += f"name a directory of results: {' '.join((error.ctx.command_path, *words))} -o {runs}; "
         raise WrongUsage(
             shown(f"{sentence[:1].lower()}{sentence[1:]}", _LIMIT), meant + _usage(error.ctx, context)
         ) from None

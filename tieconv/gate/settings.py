@@ -356,6 +356,9 @@ class _Table:
                 hint = f"did you mean {suggestions[0]}?" if suggestions else f"the settings are {', '.join(known)}"
                 if key == "tool":
                     hint = f"in {shown(os.path.basename(self.path))} leave [tool.tieconv] out; pyproject.toml needs it"
+                elif isinstance(self.values[key], dict):
+                    level = f"belong in [{self.prefix.rstrip('.')}]" if self.prefix else "are top-level"
+                    hint = f"write its keys without the table [{self.prefix}{shown(key, 60)}]: settings {level}"
                 name = f"{self.prefix}{shown(key, 60)}"
                 raise SettingsError(f"{shown(self.path)}: unknown setting {name}", hint, "settings.key")
 
