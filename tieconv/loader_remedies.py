@@ -143,7 +143,8 @@ class _Trial:
                 gain, failing = helps, [self.before[number] for number in sorted({*left, *harmed})]
         if best is None:
             trade = "tieconv found no command that helps without a new fault in another loader."
-            says = trade if traded else self._no_help()
+            by_hand = "to config.json by hand" in finding.message
+            says = "" if by_hand else trade if traded else self._no_help()
             return replace(finding, remedy=None, message=_with_sentence(finding, says))
         do = "does" if len(failing) == 1 else "do"
         says = f"After this command, {_names(failing)} {do} not load it correctly." if failing else ""

@@ -146,7 +146,23 @@ def test_no_command_helps_is_said_once_each_was_tried(tmp_path: Path) -> None:
     (refusal,) = tieconv.inspect(other, consumers="vllm<0.29").findings
     assert (refusal.rule, refusal.remedy) == ("CON003", None)
     assert refusal.message.endswith(". tieconv found no command that helps.")
-    assert "\ntieconv found no command" in ok("inspect --for vllm<0.29", other).stdout
+    headline, _, findings = ok("inspect --for vllm<0.29", other).stdout.partition("\nfindings\n")
+    assert headline.count("tieconv found no command that helps") == findings.count("tieconv found no command") == 1
+
+
+def test_a_config_without_a_type_says_which_type_the_class_has(tmp_path: Path) -> None:
+    """No command writes it. A class that no table has implies no type."""
+    config = {key: value for key, value in flagged(LLAMA, True).items() if key != "model_type"}
+    edit = ': add "model_type": "llama" to config.json by hand'
+    model = save(tmp_path / "model", config, llama())
+    (finding,) = tieconv.inspect(model).findings
+    assert finding.rule == "CON003" and finding.message.endswith(edit)
+    text = ok("inspect", model).stdout
+    assert text.count(edit) == 2 and "found no command" not in text
+    other = save(tmp_path / "other", {**config, "architectures": ["AcmeForCausalLM"]}, llama())
+    messages = [each.message for each in tieconv.inspect(other, consumers="transformers").findings]
+    assert any("without a model type" in message for message in messages)
+    assert not any("by hand" in message for message in messages)
 
 
 def test_a_command_helps_more_loaders_than_it_harms(tmp_path: Path) -> None:

@@ -193,7 +193,9 @@ def _type_refusals(inspection: Inspection) -> Iterator[Refusal]:
         release = newer_release()["transformers"]
         yield Refusal(Cause.CLASS, f"transformers {release} has no model {with_type(kind, 'of type')}")
     if not kind and inspection.config.architectures and "auto_map" not in config:
-        yield Refusal(Cause.CLASS, "AutoModel of transformers 5 refuses a config without a model type")
+        implied = inspection.family.model_type if inspection.family.trusted else ""
+        edit = f': add "model_type": "{implied}" to config.json by hand' if implied else ""
+        yield Refusal(Cause.CLASS, f"AutoModel of transformers 5 refuses a config without a model type{edit}")
 
 
 def config_refusals(inspection: Inspection, *, lists: bool = True) -> Iterator[Refusal]:

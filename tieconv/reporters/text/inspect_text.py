@@ -262,7 +262,8 @@ def _next(worst: Sequence[Finding], about_files: Sequence[Finding], findings: Se
     elif repaired is not None:
         yield f"Run: {repaired.next_step}"
     elif not about_files and str(worst[0].level) == "error":
-        yield "tieconv found no command that helps these loaders."
+        if "found no command that helps" not in worst[0].message and " by hand" not in worst[0].message:
+            yield "tieconv found no command that helps these loaders."
     else:
         yield f"Run: tieconv explain {(about_files or worst)[0].rule}"
 
