@@ -60,9 +60,10 @@ def install_lines(part: str | None = None) -> str:
         source = "" if version.PUBLISHED else f"--from {requirement.removeprefix('tieconv @ ')} "
         return f"uvx {source}tieconv inspect MODEL\n"
     if requirement != ".":
-        return f"python3 -m venv .venv && . .venv/bin/activate\npip install {word}\n"
+        then = "tieconv inspect YOUR_MODEL\n" if part == "first" else ""
+        return f"python3 -m venv .venv && . .venv/bin/activate\npip install {word}\n{then}"
     line = f"python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/tieconv inspect {_FIXTURE}"
     if part == "first":  # in a clone: one line, which shows the main job at once
-        return f"{line}\n"
+        return f"{line}\n.venv/bin/tieconv inspect YOUR_MODEL\n"
     # The column of the site is narrow.
     return line.replace(" && ", " \\\n  && ") + "\n. .venv/bin/activate  # then `tieconv` is a command\n"

@@ -59,10 +59,19 @@ def test_the_readme_is_short_and_shows_real_output() -> None:
     """At most 90 lines, and each quoted command is one that the generator runs."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 90
+    assert "inspect YOUR_MODEL\n" in text.partition("\n## ")[0]
     quoted = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
     assert quoted == re.findall(r"<!-- run: (.*) -->", text)
     assert len(quoted) >= 2
     assert all(f"](docs/assets/{name}.svg)" in text for name in ("repair", "ties"))
+
+
+def test_the_start_page_installs_first() -> None:
+    """Figures of this project's tests are on the page about oracles."""
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings.index("Install") < headings.index("The first command") < headings.index("Without installing")
+    assert not re.search(r"\d tests", text)
 
 
 def test_pictures_stand_alone() -> None:

@@ -535,7 +535,7 @@ def test_what_the_default_depth_did_not_compare_in_a_graph(tmp_path: Path) -> No
     weights = {f"w{number}": np.ones((200, 200), np.float32) for number in range(3)}
     nodes = [op("MatMul", f"x{n} w{n}", f"x{n + 1}") for n in range(3)]
     path = save(model(nodes, [value("x0", [1, 200])], [value("x3", [1, 200])], weights), tmp_path / "model.onnx")
-    sentence = "3 tensors outside the ties were not searched for copies: --depth full does"
+    sentence = "Only tied tensors were compared. --depth full compares the other 3."
     assert sentence in ok("inspect", path).stdout
     document = json.loads(ok("inspect --json", path).stdout)
     assert document["model"]["not_compared"] == {"tensors": 3, "bytes": 2 * 200 * 200 * 4}

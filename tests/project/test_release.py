@@ -173,7 +173,8 @@ def test_without_an_address_the_lines_are_for_a_clone(monkeypatch: pytest.Monkey
     text = addresses.fill(PAGE)
     assert "git+" not in text and "pip install '.[onnx]'" in text
     first, *rest = addresses.install_lines("first").splitlines()
-    assert first.endswith("tieconv inspect fixtures/models/llama-duplicated") and not rest
+    assert first.endswith("tieconv inspect fixtures/models/llama-duplicated")
+    assert rest == [".venv/bin/tieconv inspect YOUR_MODEL"]
     assert max(map(len, addresses.install_lines().splitlines())) < 80
     settings = 'Source = "https://github.com/OWNER/tieconv"\nurl: https://owner.github.io/tieconv/\n'
     assert addresses.fill(settings) == "".join(f"# {line}\n" for line in settings.splitlines())

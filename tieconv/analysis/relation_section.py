@@ -68,7 +68,7 @@ def _measures(related: Related) -> tuple[Measure, ...]:
             Measure("rows with NaN or infinity", float(lost), n=rows, unit="rows", says="the fits skip them")
         )
     for name, residual, most in _residuals(related):
-        says = "rounding (the floor) explains it" if residual <= most else "more than rounding (the floor) explains"
+        says = "size of the difference; values at the floor are rounding only"
         measures.append(Measure(f"residual, {name}", residual, floor=most, ceiling=1.0, n=moments.count, says=says))
     if related.linear:
         says = "the share of the head's energy that a linear map of the embedding explains, corrected for chance"

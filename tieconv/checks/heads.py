@@ -786,7 +786,7 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     A Llama of 8 rows with a padding token that was added:
 
         error VOC003: pad_token_id is 8, but model.embed_tokens.weight has 8 rows.
-        transformers 5 does not build the class so.
+        transformers 5 stops with an error when it builds this model.
 
     ## How to fix
     `tieconv resize --to N --fill mean` adds the rows (review first: may change the model's outputs). Or set `pad_token_id`
@@ -797,7 +797,8 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
         name, rows = next(iter(effective_flag.vocabulary_rows(inspection).items()))
         refuses = path.endswith("pad_token_id") and refuses_padding(inspection)
         subject = f"{shown(path)} is" if path.endswith("pad_token_id") else "The tokenizer has ids up to"
-        end = "transformers 5 does not build the class so" if refuses else "A text with such a token ends in an error"
+        stops = "transformers 5 stops with an error when it builds this model"
+        end = stops if refuses else "A text with such a token ends in an error"
         many = number - rows >= _MANY_ROWS
         suspect = "that the tokenizer is this model's" if path == "tokenizer" else f"{shown(path)} in the config"
         end += f". Check {suspect}" * many

@@ -241,7 +241,7 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports layers without any tensor.
-    Of a file of 1 MiB or more, it reports each list of layers that no other name can hold. It also reports parameters
+    In files of 1 MiB or more, it also reports a missing layer list under any name. It also reports parameters
     that the class always has in each layer, alone or with others. Outside the layers it reports such parameters too:
     the last norm, a position table, a projector. If all layers of a class are equal, it reports the weights and biases
     that a single layer lacks. It reports biases that no layer has, although the config sets a key such as `attention_bias`.

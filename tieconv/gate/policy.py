@@ -192,8 +192,7 @@ class Policy:
             left = [model.not_compared for model in read.values() if model.not_compared]
             if left:
                 where = "" if len(read) == 1 else f" of {count(len(left), 'model')}"
-                tensors = f"{count(sum(left), 'tensor')}{where}"
-                yield f"{tensors} outside the ties were not searched for copies: --depth full does"
+                yield f"Only tied tensors were compared. --depth full compares the other {sum(left):,}{where}."
         fixed = sum(self._fixed(location, model) for location, model in read.items())
         if self.baseline is None:
             return

@@ -56,8 +56,8 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
         amount += f", {most}{size(inspection.bytes_unique)} unique ({size(wasted)} stored twice)"
     lines = [*wrapped(amount, "", width)]
     if alike is not None and open_question:
-        number = count(alike.tensors, "tensor")
-        lines += wrapped(f"{number} outside the ties were not searched for copies: --depth full does", "", width)
+        left = f"Only tied tensors were compared. --depth full compares the other {alike.tensors:,}."
+        lines += wrapped(left, "", width)
     return "\n".join([first, *lines])
 
 
