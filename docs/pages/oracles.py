@@ -74,8 +74,8 @@ changes the embedding too ([PEF001](rules.md#pef001-adapter-targets-tie)).
 RUN = """\
 ## In the browser
 
-[The page for the browser](index.md#without-installing) runs in Pyodide 314. PyPI has no wheel of numpy for it (looked up
-on 2026-11-29). 4,902 tests of this project pass in this Python. A scheduled job runs them each week.
+[The page for the browser](index.md#without-installing) runs in Pyodide 314. PyPI has no wheel of numpy for it (looked
+up on 2026-11-29). 4,902 tests of this project pass in this Python. A scheduled job runs them each week.
 
 ## Run it
 
