@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from tieconv.architectures.effective_flag import predicted_tokens, sizes_disagree, vocabulary_rows
+from tieconv.architectures.effective_flag import generation_ids, predicted_tokens, sizes_disagree, vocabulary_rows
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution
 from tieconv.checks import is_plain
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
+from tieconv.formats.directory import GENERATION, read_generation
 from tieconv.inspection import inspect_checkpoint
 from tieconv.inspection.ties import bare_name, narrow, with_bare_names
 from tieconv.sources import is_hub, is_object, is_remote
@@ -97,7 +98,8 @@ def inspected(
             why = f"{'Not loaded' if refused else 'Unknown'}: {refusal.sentence}."
             evidence = replace(evidence, config=replace(evidence.config, why=why, effect=why))
     # These files are small enough for each inspection; a remote one costs a request.
-    beside = not hasattr(files, "client") and any("token" in name or "vocab" in name for name in checkpoint.companions)
+    local = not hasattr(files, "client")
+    beside = local and any("token" in name or "vocab" in name for name in checkpoint.companions)
     if sizes_disagree(evidence) or predicted_tokens(evidence):
         evidence = with_tokenizer(evidence, files)
     elif beside:
@@ -105,6 +107,9 @@ def inspected(
 
         rows = max(vocabulary_rows(evidence).values(), default=0)
         evidence = replace(evidence, listed_rows=needed_rows(files, checkpoint.companions, rows))
+    if local and GENERATION in checkpoint.companions:
+        document, unread = read_generation(files, checkpoint.companions)
+        evidence = replace(evidence, generation_ids=None if unread else generation_ids(document))
     if beside:
         evidence = _with_cut_documents(evidence, files)
     if chosen and not checkpoint.graphs:

@@ -327,7 +327,7 @@ def whole(kind: str, total: int) -> Tensors:
     """Layers with all parameters that the class has in each of them."""
     family = class_table.load(kind)
     assert family is not None
-    ((start, _, _, inside, _, _),) = class_table.layer_lists(family)
+    ((start, _, _, inside, *_),) = class_table.layer_lists(family)
     names = outside(kind).keys() - llama().keys()
     return {name: vector() for name in [*names, *(f"{start}{n}.{leaf}" for n in range(total) for leaf in inside)]}
 
@@ -601,7 +601,7 @@ UNASKED: dict[str, tuple[Config, Tensors, int]] = {
         WITH_BIASES,
         0,
     ),
-    "a bias that no class has": (FOUR, {**WHOLE, "model.layers.1.input_layernorm.bias": vector()}, 0),
+    "a bias that no class has": (FOUR, {**WHOLE, "model.layers.1.input_layernorm.my.bias": vector()}, 0),
 }
 
 
@@ -633,6 +633,61 @@ def test_transformers_leaves_out_what_the_config_does_not_ask_for(tmp_path: Path
         named = {name for finding in findings for name in finding.tensors}
         assert {*report["unexpected_keys"]} == (set() if asked else named)
         assert {*report["missing_keys"]} == (named if asked else set())
+
+
+Q_NORM = "model.layers.1.self_attn.q_norm.weight"
+QWEN3: Config = {**FOUR, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+UNKNOWN: dict[str, tuple[Config, Tensors, bool]] = {
+    "a norm of Qwen3": (FOUR, {**LLAMA_WHOLE, Q_NORM: vector()}, True),
+    "in its class": (QWEN3, {**LLAMA_WHOLE, Q_NORM: vector()}, False),
+    "a parameter of no class": (FOUR, {**LLAMA_WHOLE, Q_NORM.replace("q_norm", "my_norm"): vector()}, False),
+    "a buffer": (FOUR, {**LLAMA_WHOLE, Q_NORM.replace("q_norm.weight", "rotary_emb.inv_freq"): vector()}, False),
+    "a quantised model": ({**FOUR, "quantization_config": {"quant_method": "fp8"}}, {**WHOLE, Q_NORM: vector()}, False),
+    "remote code": ({**FOUR, "auto_map": {}}, {**LLAMA_WHOLE, Q_NORM: vector()}, False),
+    "an unknown class": ({**FOUR, **REMOTE}, {**LLAMA_WHOLE, Q_NORM: vector()}, False),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_parameters_that_only_other_classes_have(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a layer of a class whose parameters were measured. A file may hold more, for example buffers."""
+    config, tensors, reported = UNKNOWN[name]
+    assert "STO007" not in {each.rule for each in api.inspect(save(tmp_path, config, tensors)).findings}
+    monkeypatch.setattr(effective_flag, "_LEAST_BYTES", 0)  # a smaller file is an example of names
+    findings = [each for each in api.inspect(save(tmp_path, config, tensors)).findings if each.rule == "STO007"]
+    message = f"{Q_NORM} is stored, but LlamaForCausalLM does not have it. transformers leaves it out."
+    assert [(finding.message, finding.tensors) for finding in findings] == [(message, (Q_NORM,))] * reported
+
+
+OTHERS = {
+    "Qwen3ForCausalLM": ("LlamaForCausalLM", "self_attn.q_norm.weight self_attn.k_norm.weight"),
+    "Qwen2ForCausalLM": ("MistralForCausalLM", "self_attn.q_proj.bias self_attn.k_proj.bias self_attn.v_proj.bias"),
+    "Olmo2ForCausalLM": ("LlamaForCausalLM", "self_attn.q_norm.weight self_attn.k_norm.weight "
+                         "post_feedforward_layernorm.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_transformers_leaves_out_what_another_class_has(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config of another class beside the weights: the load report has the names of the finding."""
+    monkeypatch.setattr(effective_flag, "_LEAST_BYTES", 0)
+    transformers = pytest.importorskip("transformers")
+    from fixtures import zoo
+
+    class_name, leaves = OTHERS[name]
+    zoo.build(name).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {
+        "architectures": [class_name],
+        "model_type": zoo.config_class(class_name).model_type,
+        "sliding_window": None,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, report = getattr(transformers, class_name).from_pretrained(tmp_path, output_loading_info=True)
+    named = {name for each in api.inspect(tmp_path).findings if each.rule == "STO007" for name in each.tensors}
+    assert {*report["unexpected_keys"]} == named and {name.split(".", 3)[3] for name in named} == {*leaves.split()}
 
 
 def test_what_a_layer_has_with_others_or_not_at_all(tmp_path: Path) -> None:

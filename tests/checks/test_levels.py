@@ -680,19 +680,22 @@ LAYER = "model.layers.0."
         ({"model.norm.weight": np.inf}, "model.norm.weight holds a NaN or an infinity. "),
         ({f"{LAYER}self_attn.q_proj.bias": np.nan}, f"{LAYER}self_attn.q_proj.bias holds a NaN. "),
         ({f"{LAYER}self_attn.q_proj.bias": -np.inf}, ""),
+        ({f"{LAYER}mlp.up_proj.bias": np.nan}, f"{LAYER}mlp.up_proj.bias holds a NaN. "),
+        ({f"{LAYER}mlp.up_proj.scales": np.nan}, ""),
         (
             {"model.norm.weight": np.nan, f"{LAYER}input_layernorm.weight": np.nan},
             f"model.norm.weight and {LAYER}input_layernorm.weight hold a NaN or an infinity. ",
         ),
     ],
-    ids=["norm", "infinity", "bias", "infinite bias", "two"],
+    ids=["norm", "infinity", "bias", "infinite bias", "long bias", "scales", "two"],
 )
 def test_a_vector_without_usable_values(lost: dict[str, float], text: str, depth: str, tmp_path: Path) -> None:
-    """Vectors are small, so the default depth reads them. A bias of -infinity may exclude an expert."""
+    """Norms and biases are small, so the default depth reads them. A bias of -infinity may exclude an expert."""
     tensors = {**llama(), f"{LAYER}input_layernorm.weight": np.ones(4, "<f4"), "model.norm.weight": np.ones(4, "<f4")}
-    tensors |= {name: np.full(4, value, "<f4") for name, value in lost.items()}
+    tensors |= {name: np.full(8 if "mlp" in name else 4, value, "<f4") for name, value in lost.items()}
     model = save(tmp_path / "model", flagged(LLAMA, True), tensors)
     messages = [finding.message for finding in api.inspect(model, depth=depth).findings if finding.rule == "NUM001"]
+    text = text or (f"{LAYER}mlp.up_proj.scales holds a NaN. " if depth == "full" and "scales" in str(lost) else "")
     them = "them" if " hold " in text else "it"
     message = f"{text}Values that depend on {them} are not finite."
     assert messages == [message] * (bool(text) and depth != "header")

@@ -257,6 +257,20 @@ def test_what_a_gguf_file_lacks(name: str, tmp_path: Path) -> None:
     assert str(result.config.effect).startswith(start.get(outcome, ("No ", "Un")))
 
 
+@pytest.mark.parametrize("lost", ["output_norm.weight", "blk.1.ffn_up.weight", "token_embd.weight"])
+def test_a_gguf_file_with_a_nan(lost: str, tmp_path: Path) -> None:
+    """The default depth reads norms and a few bytes of each table, `full` every tensor that is not quantised."""
+    metadata, beside = accepted("llama", 8, 3)
+    path, names = tmp_path / "model.gguf", [EMBED, *BLOCKS, *beside]
+    values = {name: np.ones((8,) if name.endswith("norm.weight") else (8, 8), "<f4") for name in names}
+    values[lost][-1] = np.nan
+    tensors = [(name, array.shape, F32, array.tobytes()) for name, array in values.items()]
+    path.write_bytes(gguf(tensors, metadata))
+    for depth, seen in ("header", False), ("candidates", "ffn" not in lost), ("full", True):
+        found = [each.tensors for each in api.inspect(path, depth=depth).findings if each.rule == "NUM001"]
+        assert found == [(lost,)] * seen, depth
+
+
 MODEL, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 HIDDEN, EPSILON = "llama.embedding_length", "llama.attention.layer_norm_rms_epsilon"
 ARRAY = struct.pack("<IQ3I", 4, 3, 3, 3, 3)
@@ -322,7 +336,9 @@ def test_a_tensor_that_llama_cpp_does_not_know(name: str, tmp_path: Path) -> Non
     """libllama counts the tensors that it uses."""
     metadata, beside = accepted("llama", 8, 1)
     tensors = [(name, (8,), F32, bytes(32)) for name in [*beside, name]]
-    (tmp_path / "model.gguf").write_bytes(gguf([(EMBED, (8, 8), F32, bytes(256)), *tensors], metadata))
+    (tmp_path / "model.gguf").write_bytes(
+        gguf([(EMBED, (8, 8), F32, np.ones(64, "<f4").tobytes()), *tensors], metadata)
+    )
     (finding,) = api.inspect(tmp_path / "model.gguf").findings
     assert finding.message.startswith(f"llama.cpp does not use {name}, and refuses unused tensors")
 
@@ -331,7 +347,7 @@ def test_a_tensor_that_llama_cpp_does_not_know(name: str, tmp_path: Path) -> Non
 def test_tensors_that_start_at_another_multiple(alignment: int, padding: int, refused: bool, tmp_path: Path) -> None:
     """libllama's memory starts at multiples of 32 bytes. These files lack the layer, so it loads none of them."""
     metadata, beside = accepted("llama", 8, 1)
-    tensors = [(EMBED, (8, 8), F32, bytes(256)), *((name, (8,), F32, bytes(32)) for name in beside)]
+    tensors = [(EMBED, (8, 8), F32, np.ones(64, "<f4").tobytes()), *((name, (8,), F32, bytes(32)) for name in beside)]
     written = {**metadata, "general.alignment": alignment, "padding": "x" * padding}
     (tmp_path / "model.gguf").write_bytes(gguf(tensors, written, alignment=alignment))
     result = api.inspect(tmp_path / "model.gguf")

@@ -17,8 +17,10 @@ from fixtures import families, zoo
 from tests.lazy import transformers, version_of
 from tieconv.api.evidence import inspect
 from tieconv.architectures import class_table as table
+from tieconv.architectures import effective_flag
 from tieconv.architectures.effective_flag import SIZES, vocabulary_rows, vocabulary_sizes, word_sizes
 from tieconv.checks.registry import run_all
+from tieconv.gate.examine import file_of
 from tieconv.loaders import release_tables
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -179,6 +181,65 @@ def test_a_token_without_a_row(tmp_path: Path, name: str, document: object, need
     found = inspect(tmp_path).findings
     assert [finding.rule for finding in found] == ["VOC003"] * bool(needed)
     assert all(finding.remedy and f"--to {needed} --fill mean" in finding.remedy.command for finding in found)
+
+
+NEVER_STOPS, PROMPTLESS = "This token never ends a text.", "ends in an IndexError without a prompt."
+GENERATION: dict[str, tuple[dict[str, object], str]] = {
+    "eos_token_id": ({"eos_token_id": zoo.VOCAB}, NEVER_STOPS),
+    "one of several": ({"eos_token_id": [2, zoo.VOCAB + 7]}, NEVER_STOPS),
+    "bos_token_id": ({"bos_token_id": zoo.VOCAB}, PROMPTLESS),
+    "pad_token_id": ({"pad_token_id": zoo.VOCAB}, "ends in an IndexError once one of several texts is complete."),
+    "the last row": ({"eos_token_id": [2, zoo.VOCAB - 1], "pad_token_id": zoo.VOCAB - 1}, ""),
+    "not an id": ({"eos_token_id": -1, "pad_token_id": None, "bos_token_id": "</s>"}, ""),
+    "of a decoder": ({"decoder_start_token_id": zoo.VOCAB, "forced_bos_token_id": zoo.VOCAB}, ""),
+    "other keys": ({"suppress_tokens": [zoo.VOCAB], "max_length": zoo.VOCAB + 1}, ""),
+}
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_generation_needs_a_token_without_a_row(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids of generation_config.json, and without the file those of config.json, which never needs it."""
+    values, outcome = GENERATION[name]
+    zoo.build("LlamaForCausalLM").save_pretrained(tmp_path)
+    document, config = tmp_path / "generation_config.json", json.loads((tmp_path / "config.json").read_text())
+    document.write_text(json.dumps(values))
+    assert len(inspect(tmp_path).findings) == ("several" in outcome)  # examples keep other ids of their class
+    monkeypatch.setattr(effective_flag, "_LEAST_ROWS", zoo.VOCAB)
+    found = inspect(tmp_path).findings
+    assert [finding.message.rpartition("rows. ")[2].removeprefix("generate of transformers ") for finding in found] == (
+        [outcome] if outcome else []
+    )
+    assert [(finding.rule, str(finding.level), file_of(inspect(tmp_path), finding)) for finding in found] == (
+        [("VOC003", "warning" if "several" in outcome else "note", document.name)] * bool(outcome)
+    )
+    values = {key: value for key, value in values.items() if key != "pad_token_id"}  # transformers 5 then fails to load
+    (tmp_path / "config.json").write_text(json.dumps(config | values))
+    document.write_text("{}")
+    assert not inspect(tmp_path).findings
+    document.unlink()
+    stated = [finding.message for finding in inspect(tmp_path).findings]
+    assert [" in config.json is " in message for message in stated] == [True] * bool(outcome and values)
+
+
+@pytest.mark.parametrize("key", ["decoder_start_token_id", "forced_bos_token_id"])
+def test_generate_fails_without_the_row(tmp_path: Path, key: str) -> None:
+    """An error, as `generate` of transformers shows, from either file."""
+    import torch
+
+    zoo.build("BartForConditionalGeneration").save_pretrained(tmp_path)
+    document, config = tmp_path / "generation_config.json", json.loads((tmp_path / "config.json").read_text())
+    ids = torch.arange(3, 9)[None]
+    for number in (zoo.VOCAB - 1, zoo.VOCAB):
+        for path in (document, tmp_path / "config.json"):
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            document.unlink(missing_ok=True)
+            path.write_text(json.dumps((config if path != document else {"decoder_start_token_id": 2}) | {key: number}))
+            model = transformers.BartForConditionalGeneration.from_pretrained(tmp_path)
+            outcome = pytest.raises(IndexError) if number == zoo.VOCAB else nullcontext()
+            with outcome:
+                model.generate(ids, max_new_tokens=3)
+            found = [(finding.rule, str(finding.level)) for finding in inspect(tmp_path).findings]
+            assert found == [("VOC003", "error")] * (number == zoo.VOCAB), path
 
 
 def test_a_document_that_is_cut_off(tmp_path: Path) -> None:

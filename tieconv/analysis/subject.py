@@ -19,6 +19,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import FLOATS, TensorRecord
 from tieconv.checkpoint.write_plan import NOT_ASKED, RetieForecast
 from tieconv.errors import UnreadableError
+from tieconv.formats.directory import read_generation
 from tieconv.inspection import token_ids
 from tieconv.inspection.chunk_reader import ChunkReader
 from tieconv.inspection.config_values import WithheldError, class_values, guard_class, number
@@ -341,7 +342,7 @@ def _final(evidence: Inspection, files: ByteReader, width: int) -> tuple[Final |
 
 def _fed(evidence: Inspection, files: FileSet, rows: int) -> tuple[frozenset[int], str]:
     """Return the ids below ``rows`` that the model reads with every text, and why there may be more (or empty)."""
-    generation, unread = token_ids.read_generation(files, evidence.checkpoint.companions)
+    generation, unread = read_generation(files, evidence.checkpoint.companions)
     ids = frozenset(token_ids.fed_ids(evidence.checkpoint.config_values, generation, rows))
     if unread:
         return ids, unread

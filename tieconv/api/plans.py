@@ -290,7 +290,7 @@ def plan_resize(
     """
     if not isinstance(to, int) and to not in ("rows", "config") and not to.isdecimal():
         raise ValueError(f"to={to!r} is not rows, config or a number")
-    from tieconv.inspection.token_ids import read_generation
+    from tieconv.formats.directory import read_generation
     from tieconv.plans.verbs import resize
 
     chosen = resize.Fill(fill)

@@ -79,18 +79,26 @@ def composites() -> Mapping[str, Any]:
     return header
 
 
-LayerList = tuple[str, str, bool, list[str], list[list[str]], dict[str, list[str]]]
+LayerList = tuple[str, str, bool, list[str], list[list[str]], dict[str, list[str]], list[str] | None]
 
 
 def layer_lists(family: Family) -> Iterable[LayerList]:
-    """Return the lists of layers of a class: start, key of the number, likeness, and three kinds of parameters.
+    """Return the lists of layers of a class: start, key of the number, likeness, and four kinds of parameters.
 
     Layers are alike if the default config gives all of them the same tensors. The parameters in each layer are those
     that no value of the config removed. Those of one group are together in each layer, or absent. Others are in each
-    layer if a key of the config is true, which is false by default. Empty if nothing was measured
-    (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
+    layer if a key of the config is true, which is false by default. The last are all others that a layer had with some
+    value of the config, or starts of their names. They are ``None`` if this was not measured. Empty if nothing was
+    measured (``fixtures/layers.py``), and for a text part of another type than the class's usual one.
     """
     return tuple((start, *values) for start, values in _measured("layers", family).items() if start)
+
+
+@cache
+def layer_parameters() -> frozenset[str]:
+    """Return the names that parameters have in the layers of any class."""
+    lists = [values for lists in json.loads(data_text(__name__, "layers.json")).values() for values in lists.items()]
+    return frozenset(leaf for start, values in lists if start for leaf in values[2] + (values[5] or []))
 
 
 def outside_layers(family: Family) -> list[list[str]]:

@@ -320,14 +320,53 @@ def predicted_tokens(inspection: Inspection) -> tuple[str, int] | None:
     return cut if inspection.family.architecture.startswith("Inkling") else None
 
 
+def _counted_rows(inspection: Inspection) -> int | None:
+    """Return the rows of the embedding; ``None`` if the config does not fit it, or counts two vocabularies."""
+    embedding = inspection.head.input_embedding
+    unclear = len({*vocabulary_sizes(inspection).values()}) != 1 or sizes_disagree(inspection)
+    return None if unclear else vocabulary_rows(inspection).get(embedding.name if embedding else "")
+
+
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+OF_DECODER = ("decoder_start_token_id", "forced_bos_token_id")
+_GENERATION_KEYS = (*OF_DECODER, "bos_token_id", "eos_token_id", "pad_token_id", "forced_eos_token_id")
+_LEAST_ROWS = 1000
+"""A smaller vocabulary is that of an example, which often keeps the ids of its class's default config."""
+
+
+def generation_ids(document: Mapping[str, object]) -> tuple[tuple[str, int], ...]:
+    """Return the highest id of each key that ``generate`` of transformers reads in a config, after the key."""
+    stated = [(key, document.get(key)) for key in _GENERATION_KEYS]
+    listed = [(key, value if isinstance(value, list) else [value]) for key, value in stated]
+    numbers = [(key, [number for number in values if type(number) is int and number >= 0]) for key, values in listed]
+    return tuple((key, max(values)) for key, values in numbers if values)
+
+
+def generation_without_row(inspection: Inspection) -> tuple[tuple[str, str, int], ...]:
+    """Return file, key and highest id of each token that generation needs, and for which the embedding has no row.
+
+    Without generation_config.json, ``generate`` of transformers takes the tokens from config.json.
+    """
+    rows, checkpoint, ids = _counted_rows(inspection), inspection.checkpoint, inspection.generation_ids
+    document = "generation_config.json"
+    if ids is None and document not in checkpoint.companions and inspection.family.architecture.endswith(_GENERATES):
+        document, ids = "config.json", generation_ids(checkpoint.config_values)
+    if rows is None or checkpoint.format == "gguf":
+        return ()
+    reported = {number for key, number in tokens_without_row(inspection) if key.endswith("pad_token_id")}
+    decodes = checkpoint.config_values.get("is_encoder_decoder") is True
+    passed = (*(() if decodes else OF_DECODER), *(("bos_token_id", "eos_token_id") if rows < _LEAST_ROWS else ()))
+    known = [(key, number) for key, number in ids or () if number >= rows and key not in passed]
+    return tuple((document, key, number) for key, number in known if key != "pad_token_id" or number not in reported)
+
+
 def tokens_without_row(inspection: Inspection) -> tuple[tuple[str, int], ...]:
     """Return the padding token and the last id of the tokenizer, if the embedding has no row for them.
 
     Empty if the config does not fit the embedding, or counts two vocabularies.
     """
-    embedding = inspection.head.input_embedding
-    rows = vocabulary_rows(inspection).get(embedding.name if embedding else "")
-    if rows is None or len({*vocabulary_sizes(inspection).values()}) != 1 or sizes_disagree(inspection):
+    rows = _counted_rows(inspection)
+    if rows is None:
         return ()
     level, pad = inspection.family.text_level, text_config(inspection).get("pad_token_id")
     pads = ((f"{level}.pad_token_id".lstrip("."), pad),) if type(pad) is int and pad >= rows else ()

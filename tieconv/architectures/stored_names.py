@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.architectures.class_table import LayerList, exceptions, layer_lists, outside_layers
+from tieconv.architectures.class_table import LayerList, exceptions, layer_lists, layer_parameters, outside_layers
 from tieconv.architectures.effective_flag import is_large, nested
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Missing
@@ -476,6 +476,33 @@ def surplus_layers(inspection: Inspection) -> Iterator[tuple[str, list[str], boo
             alike = entry.alike or inspection.checkpoint.format == "gguf"
             yield entry.counted, [f"{entry.begin}{number}" for number in surplus], alike
         yield from _unasked_parameters(inspection, entry)
+        yield from _unknown_parameters(inspection, entry)
+
+
+def _is_changed(inspection: Inspection) -> bool:
+    """Return whether a quantiser or an adapter may have added parameters, or the file has the names of llama.cpp."""
+    checkpoint = inspection.checkpoint
+    changed = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
+    return changed or checkpoint.adapter is not None or checkpoint.format not in ("safetensors", "torch")
+
+
+def _unknown_parameters(inspection: Inspection, entry: _StoredList) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield the parameters of other classes that this class has in no layer, whatever its config says."""
+    remote = "auto_map" in inspection.checkpoint.config_values
+    if entry.others is None or _is_changed(inspection) or remote or not is_large(inspection):
+        return
+    asked = [leaf for leaves in (*entry.together, *entry.switched.values()) for leaf in leaves]
+    known = {*entry.inside, *asked, *entry.others}
+    starts = tuple(name for name in entry.others if name.endswith("."))
+    leaves = {leaf for stored in entry.layers.values() for leaf in stored} - known
+    unknown = {leaf for leaf in leaves if leaf.endswith((".weight", ".bias")) and not leaf.startswith(starts)}
+    own = sum(leaf in stored for stored in entry.layers.values() for leaf in entry.inside) if unknown else 0
+    if own < _HALF * len(entry.layers) * len(entry.inside):
+        return  # names of another program
+    unknown = unknown and unknown & layer_parameters()
+    names = [f"{entry.begin}{n}.{leaf}" for n, stored in entry.layers.items() for leaf in sorted(unknown & {*stored})]
+    if names:
+        yield f"{inspection.family.architecture} does not have {'it' if len(names) == 1 else 'them'}", names, False
 
 
 def _unasked_parameters(inspection: Inspection, entry: _StoredList) -> Iterator[tuple[str, list[str], bool]]:
@@ -483,14 +510,12 @@ def _unasked_parameters(inspection: Inspection, entry: _StoredList) -> Iterator[
 
     Quantisers and adapters add such parameters too, for example biases of zeros.
     """
-    checkpoint = inspection.checkpoint
-    changed = inspection.quantised is not None or any(key.startswith("quant") for key in checkpoint.config_values)
-    if changed or checkpoint.adapter is not None or checkpoint.format not in ("safetensors", "torch"):
+    if _is_changed(inspection):
         return
-    asked = set[str]()
+    asked, config = set[str](), inspection.checkpoint.config_values
     for key, leaves in entry.switched.items():
         level, _, name = key.rpartition(".")
-        if (nested(checkpoint.config_values, level) or {}).get(name):
+        if (nested(config, level) or {}).get(name):
             asked.update(leaves)
     for key, leaves in entry.switched.items():
         unasked = [leaf for leaf in leaves if leaf not in asked]
@@ -520,6 +545,7 @@ class _StoredList:
     inside: Collection[str]
     together: Collection[Collection[str]]
     switched: Mapping[str, Collection[str]]
+    others: Collection[str] | None
 
 
 def _names(inspection: Inspection) -> Collection[str]:
@@ -534,7 +560,7 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
     lists, config = layer_lists(family), checkpoint.config_values
     if checkpoint.format == "gguf":
         lists, config = _gguf_layers(inspection)
-    for start, key, alike, inside, together, switched in lists:
+    for start, key, alike, inside, together, switched, others in lists:
         level, _, name_of_total = key.rpartition(".")
         total = (nested(config, level) or {}).get(name_of_total)
         if type(total) is not int or not 0 < total <= _MOST_LAYERS:
@@ -550,7 +576,8 @@ def _stored_lists(inspection: Inspection) -> Iterator[_StoredList]:
                 document = "metadata" if checkpoint.format == "gguf" else "config"
                 counted = f"the {document} says {count(total, 'layer')} ({key})"
                 parent = start[: start.rstrip(".").rfind(".") + 1]
-                yield _StoredList(begin, parent, total, counted, level, layers, alike, inside, together, switched)
+                named = (inside, together, switched, others)
+                yield _StoredList(begin, parent, total, counted, level, layers, alike, *named)
                 break
 
 
@@ -566,7 +593,9 @@ def _gguf_layers(inspection: Inspection) -> tuple[list[LayerList], dict[str, obj
     if architecture in known["empty layers"]:
         return [], {}
     alike = architecture in known["alike"]
-    lists: list[LayerList] = [(start, f"{architecture}.{key}", alike, [], [], {}) for start, key in _BLOCKS.items()]
+    lists: list[LayerList] = [
+        (start, f"{architecture}.{key}", alike, [], [], {}, None) for start, key in _BLOCKS.items()
+    ]
     numbers = {key: total - unused for key, total in zip(_BLOCKS.values(), totals, strict=True)}
     return lists, {architecture: numbers}
 

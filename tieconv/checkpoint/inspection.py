@@ -146,6 +146,7 @@ class Inspection(_Layers, Printed):
     predictions for each loader, if requested. ``fetched`` is the network cost of a remote model. ``tokenizer_rows`` are
     the rows that the tokenizer's ids need, read only if config and tensors disagree about them. ``tokenizer_unread`` is
     a tokenizer file that is too large to read. ``listed_rows`` are those that the listed tokens need.
+    ``generation_ids`` are those of a local generation_config.json, after their keys; ``None`` if it was not read.
     ``quantised`` describes a quantised embedding and head, ``quantisation`` what the config says about quantisation.
     ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader accepts. ``live``
     is set for a module in memory. ``not_compared`` counts the tensors that only depth ``full`` compares.
@@ -172,6 +173,7 @@ class Inspection(_Layers, Printed):
     tokenizer_rows: int | None = None
     tokenizer_unread: str = ""
     listed_rows: int = 0
+    generation_ids: tuple[tuple[str, int], ...] | None = None
     fetched: Fetched | None = None
     quantised: QuantisedTables | None = None
     quantisation: DeclaredQuantisation | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.architectures.effective_flag import (
     DERIVED_KEY,
+    generation_without_row,
     odd_size,
     refused_config,
     tokens_without_row,
@@ -59,6 +60,7 @@ def is_plain(inspection: Inspection) -> bool:
         and not odd_size(inspection)[1]
         and not refused_config(inspection)
         and not tokens_without_row(inspection)
+        and not generation_without_row(inspection)
         and not any(missing_layers(inspection))
         and not any(surplus_layers(inspection))
         and not unfit_tensors(inspection)[1]

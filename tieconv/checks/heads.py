@@ -762,21 +762,42 @@ def unpredicted(inspection: Inspection) -> Iterator[Finding]:
         )
 
 
+_OUTCOMES = {
+    "decoder_start_token_id": "generate of transformers ends in an IndexError",
+    "forced_bos_token_id": "generate of transformers ends in an IndexError",
+    "bos_token_id": "generate of transformers ends in an IndexError without a prompt",
+    "pad_token_id": "generate of transformers ends in an IndexError once one of several texts is complete",
+    "forced_eos_token_id": "generate of transformers ends in an IndexError at the full length",
+    "eos_token_id": "This token never ends a text",
+}
+"""What transformers 4.57 and 5.24 do with an id that has no row (measured with a Llama and a BART)."""
+
+_GENERATION_LEVELS = {
+    **dict.fromkeys(effective_flag.OF_DECODER, Level.ERROR),
+    **dict.fromkeys(("bos_token_id", "eos_token_id"), Level.NOTE),
+}
+"""A model with another vocabulary often keeps the class's defaults for these two."""
+
 _MANY_ROWS = 1000
 """So many rows are hardly added tokens: the tokenizer may be that of another model."""
 
 
 @rule("VOC003", "token-without-row", Level.ERROR)
 def token_without_row(inspection: Inspection) -> Iterator[Finding]:
-    """The embedding has no row for a token of the tokenizer or for the padding token.
+    """The embedding has no row for a token of the tokenizer, of generation, or for padding.
 
     ## What it does
     Compares the rows of the embedding with `pad_token_id` in the config. In a local directory it also reads the ids of
     tokens in `tokenizer.json`, `vocab.json`, `vocab.txt`, `added_tokens.json` and `tokenizer_config.json`. It passes over
     tokens of images and sounds, other vocabulary files and remote tokenizers.
 
+    It reads six keys of `generation_config.json` too: the tokens that start, end and pad a text. Without the file, it
+    takes them from the config, as transformers does.
+
     ## Why it matters
-    A text with such a token ends in an `IndexError`, or in an assertion on a GPU.
+    A text with such a token ends in an `IndexError`, or in an assertion on a GPU. With such a `decoder_start_token_id`,
+    each call of `generate` does. Such an `eos_token_id` never ends a text. That and a `bos_token_id` are notes, and they
+    need 1,000 rows or more.
 
     transformers 5.23 does not load 210 of 329 classes with such a `pad_token_id`. Its message is "Padding_idx must be
     within num_embeddings". The finding is an error for them. One cause is a token that was added without
@@ -807,4 +828,11 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
             [name],
             level=Level.ERROR if refuses else Level.WARNING,
             remedy=None if many else remedies.resize(inspection, to=number + 1, fill="mean", safe=False),
+        )
+    for document, key, number in effective_flag.generation_without_row(inspection):
+        name, rows = next(iter(effective_flag.vocabulary_rows(inspection).items()))
+        yield token_without_row.finding(
+            f"{key} in {document} is {number:,}, but {shown(name)} has {rows:,} rows. {_OUTCOMES[key]}.",
+            [name],
+            level=_GENERATION_LEVELS.get(key, Level.WARNING),
         )

@@ -324,7 +324,7 @@ def _is_unknown_gguf(inspection: Inspection) -> bool:
 
 @rule("STO007", "surplus-layer", Level.ERROR)
 def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
-    """The files store a layer that the config does not count, or a parameter that it does not ask for.
+    """The files store a layer that the config does not count, or a parameter that its class does not have.
 
     ## What it does
     Compares the numbers in the tensor names with the number of layers in the config. It reports stored layers from that
@@ -332,8 +332,9 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
     one, and are not reported.
 
     It also reports parameters of a layer that need a key which the config does not set. An example is `q_proj.bias` of a
-    Llama without `attention_bias`. Quantised models and adapters may store zeros there, so the rule leaves them out. It
-    compares no values.
+    Llama without `attention_bias`. In files of 1 MiB or more, it reports those that only other classes have. No measured
+    config of this class gives them to a layer. Examples are the norms of Qwen3's queries and keys beside the config of a
+    Llama. Quantised models and adapters may store zeros there, so the rule leaves them out. It compares no values.
 
     ## Why it matters
     transformers leaves these tensors out and only prints a load report. If the model was trained with them, it then
@@ -347,8 +348,8 @@ def surplus_layer(inspection: Inspection) -> Iterator[Finding]:
         (num_hidden_layers). transformers leaves it out.
 
     ## How to fix
-    If the model has these layers or parameters, set the key in the config. If it does not, save it again from the loaded
-    model.
+    If the model has these layers or parameters, correct the config: the key, or `architectures` and `model_type`. If it
+    does not, save it again from the loaded model.
     """
     for counted, names, alike in () if _is_unknown_gguf(inspection) else surplus_layers(inspection):
         outcome = f"transformers leaves {evidence.verb(names, 'it', 'them')} out"

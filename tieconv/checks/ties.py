@@ -558,9 +558,8 @@ def nan_in_tie(inspection: Inspection) -> Iterator[Finding]:
     Reports two copies of a tied tensor that are byte-identical and contain at least one NaN. It also reports an embedding
     or a head of zeros alone, +0 or -0. It reports a matrix of a type such as `BOOL`, in which no known quantiser stores one.
     It reports a NaN, and in a tensor whose name ends in `weight` an infinity too. The default depth reads a few bytes of
-    each table, and norms and other vectors of the model's width. With `--depth full` the rule reads every tensor of the
-    types F16, BF16, F32 and F64. Of a remote model it looks at types alone. Other formats than safetensors and
-    torch files are not looked at.
+    each table, and all norms and biases. With `--depth full` the rule reads every tensor of the types F16, BF16, F32 and
+    F64. Of a remote model it looks at types alone. It reads safetensors, torch and GGUF files, in GGUF the unquantised.
 
     ## Why it matters
     transformers 5 compares values before it ties. A NaN equals nothing, not even itself. So transformers 5 prints a warning

@@ -325,6 +325,26 @@ def read_bytes(files: Files, name: str, limit: int) -> bytes:
     return files.pread(name, min(files.state(name).size, limit) + 1, 0)
 
 
+GENERATION = "generation_config.json"
+_GENERATION_LIMIT = 1_000_000
+"""Bytes of that file. The largest published files list some hundred ids."""
+
+
+def generation_config(files: Files) -> Mapping[str, object]:
+    """Return the content of generation_config.json. Raises `UnreadableError` if it is not JSON, or too large."""
+    data = read_bytes(files, GENERATION, _GENERATION_LIMIT)
+    return loads(data, GENERATION, limit=_GENERATION_LIMIT, lenient=True)
+
+
+def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str, object], str]:
+    """Return the generation config, or an empty one, and why tieconv could not read it."""
+    try:
+        return generation_config(files) if GENERATION in names else {}, ""
+    except UnreadableError as error:
+        large = error.code == "json.too-large"
+        return {}, f"{GENERATION} {'is larger than tieconv reads' if large else 'could not be read'}"
+
+
 def read_config(files: Files, name: str = CONFIG) -> tuple[Document, tuple[Caution, ...]]:
     """Return the config and its cautions. NaN and repeated keys are accepted, because real configs hold them.
 

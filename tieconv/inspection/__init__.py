@@ -64,7 +64,7 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else (),
         not_compared=_not_compared(tensors, view, played, reader, depth),
-        unusable=_unusable(tensors, view, reader, depth) if checkpoint.format in ("safetensors", "torch") else {},
+        unusable=_unusable(tensors, view, reader, depth) if checkpoint.format in _READ else {},
         quantisation=declared_quantisation(checkpoint.quantisation_values, family),
     )
     inspection = _with_quantised(inspection, reader)
@@ -128,6 +128,7 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
     return replace(tie, members=tuple(marked.get(member.name, member) for member in tie.members))
 
 
+_READ = ("safetensors", "torch", "gguf")
 _NEVER_OF_A_MATRIX = frozenset({"BOOL", "I16", "U16", "I64", "U64", "C64"})
 """Types in which no known quantiser stores a matrix. transformers 5.23 computes with the values as they are."""
 
@@ -136,7 +137,7 @@ def _unusable(tensors: Mapping[str, TensorRecord], view: Head, reader: ByteReade
     """Return what makes the embedding, the head or another tensor unusable, by name.
 
     Depth ``full`` looks for a NaN or an infinity in every tensor. Other depths look at a few bytes of each table.
-    They read the vectors of the model's width, such as norms, which are few.
+    They read norms, biases and other vectors of the model's width, which are small.
     """
     tables = sorted({part.name for part in (view.input_embedding, view.output_head) if part and part.name in tensors})
     faults = {
@@ -151,7 +152,10 @@ def _unusable(tensors: Mapping[str, TensorRecord], view: Head, reader: ByteReade
     widths = {tensors[name].shape[-1:] for name in tables}
     for name, record in tensors.items():
         whole = depth is Depth.FULL and name not in faults
-        if whole or (record.shape in widths and record.dtype in FLOATS and _is_suspect(reader, record)):
+        # Half a million tensors make calls dear.
+        is_read = name[-5:] == ".bias" or name[-11:] == "norm.weight"
+        is_vector = record.shape in widths or (is_read and not record.shape[1:])
+        if whole or (is_vector and record.dtype in FLOATS and _is_suspect(reader, record)):
             from tieconv.inspection.equality import has_nan  # few vectors have such values
 
             infinity = name.endswith("weight")  # a bias of -infinity may exclude an expert or a token

@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 from tieconv.checkpoint.model_files import Files
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
-from tieconv.formats.directory import read_bytes
+from tieconv.formats.directory import GENERATION, read_bytes
 from tieconv.formats.json_text import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.limits import WINDOW
 from tieconv.formats.strict_json import collector_paused, loads, refuse, value_cost
@@ -160,9 +160,6 @@ def _undecided(files: TokenizerFiles, config: Mapping[str, object]) -> Iterator[
 
 # The token ids that a model reads with every text: decoder start, padding and image placeholders.
 
-GENERATION = "generation_config.json"
-_LIMIT = 1_000_000
-"""Bytes of that file. The largest published files list some hundred ids."""
 _KEYS = ("_token_id", "_token_ids", "_token_index", "_decoder_ids", "_to_id")
 """The endings of config keys that name an id."""
 _SAMPLED_KEYS = (*_KEYS, "suppress_tokens", "bad_words_ids", "force_words_ids", "sequence_bias")
@@ -188,17 +185,6 @@ def needed_ids(config: Mapping[str, object], generation: Mapping[str, object]) -
     for model_type in () if any(_named(config, _KEYS)) else _model_types(config):
         for number in default_ids(model_type):
             yield f"a default of model_type {shown(model_type)}", number
-
-
-def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str, object], str]:
-    """Return the generation config, or an empty one, and why tieconv could not read it."""
-    if GENERATION not in names:
-        return {}, ""
-    try:
-        return loads(read_bytes(files, GENERATION, _LIMIT), GENERATION, limit=_LIMIT, lenient=True), ""
-    except UnreadableError as error:
-        large = error.code == "json.too-large"
-        return {}, f"{GENERATION} {'is larger than tieconv reads' if large else 'could not be read'}"
 
 
 def _named(document: Mapping[str, object], endings: tuple[str, ...]) -> Iterator[tuple[str, int]]:

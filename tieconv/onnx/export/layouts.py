@@ -14,8 +14,7 @@ import onnx_ir as ir
 from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
-from tieconv.formats.directory import read_bytes
-from tieconv.formats.strict_json import loads
+from tieconv.formats.directory import GENERATION, generation_config
 from tieconv.onnx.parity.bindings import DECODER, ENCODER, Kind
 from tieconv.onnx.quantise import Scheme
 from tieconv.reference.model import load_config
@@ -351,17 +350,13 @@ class TransformersJS(Layout):
 
 LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (Layout, Optimum, GenAI, TransformersJS)}
 
-_GENERATION = "generation_config.json"
-_LIMIT = 1_000_000
-"""Bytes of that file. The largest published files list some hundred ids."""
-
 
 def read_model(checkpoint: Checkpoint, architecture: str, layout: type[Layout]) -> Model:
     """Return the model as ``layout`` reads it. Raises `UnreadableError` for a generation config that is not JSON."""
     generation: Mapping[str, Any] = {}
-    if layout.reads_generation and _GENERATION in checkpoint.companions:
+    if layout.reads_generation and GENERATION in checkpoint.companions:
         with open_files(checkpoint.root) as files:
-            generation = loads(read_bytes(files, _GENERATION, _LIMIT), _GENERATION, limit=_LIMIT, lenient=True)
+            generation = generation_config(files)
     config = load_config(checkpoint.root)
     return Model(checkpoint.source, architecture, checkpoint.config_values, config, generation)
 
