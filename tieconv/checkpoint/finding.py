@@ -66,13 +66,16 @@ class Remedy(Listed):
 
 @record
 class Finding(Listed):
-    """One statement of a rule about an inspection."""
+    """One statement of a rule about an inspection. ``file`` is the file at fault, for a finding about a small file."""
+
+    KEYS: ClassVar = {"file": None}
 
     rule: str
     level: Level
     message: str
     tensors: tuple[str, ...] = ()
     remedy: Remedy | None = None
+    file: str = ""
 
     @property
     def action(self) -> Action | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from tieconv.architectures import effective_flag, lookup, stored_names, unexplained
 from tieconv.architectures.lookup import is_headless
@@ -814,8 +815,9 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
     to a token that the model has. If 1,000 rows or more are missing, no command is offered. The id or the tokenizer may be
     of another model then.
     """
+    name = embedding.name if (embedding := inspection.head.input_embedding) else ""
+    rows = effective_flag.vocabulary_rows(inspection).get(name, 0)
     for path, number in effective_flag.tokens_without_row(inspection):
-        name, rows = next(iter(effective_flag.vocabulary_rows(inspection).items()))
         refuses = path.endswith("pad_token_id") and refuses_padding(inspection)
         subject = f"{shown(path)} is" if path.endswith("pad_token_id") else "The tokenizer has ids up to"
         stops = "transformers 5 stops with an error when it builds this model"
@@ -830,9 +832,6 @@ def token_without_row(inspection: Inspection) -> Iterator[Finding]:
             remedy=None if many else remedies.resize(inspection, to=number + 1, fill="mean", safe=False),
         )
     for document, key, number in effective_flag.generation_without_row(inspection):
-        name, rows = next(iter(effective_flag.vocabulary_rows(inspection).items()))
-        yield token_without_row.finding(
-            f"{key} in {document} is {number:,}, but {shown(name)} has {rows:,} rows. {_OUTCOMES[key]}.",
-            [name],
-            level=_GENERATION_LEVELS.get(key, Level.WARNING),
-        )
+        sentence = f"{key} in {document} is {number:,}, but {shown(name)} has {rows:,} rows. {_OUTCOMES[key]}."
+        level = _GENERATION_LEVELS.get(key, Level.WARNING)
+        yield replace(token_without_row.finding(sentence, [name], level=level), file=document)

@@ -212,7 +212,7 @@ def outputs(places: dict[str, str], out: str) -> Iterator[str]:
         yield os.path.join(out, name)
 
 
-CONFIG, ADAPTER, GENERATION = "config.json", "adapter_config.json", "generation_config.json"
+ADAPTER = "adapter_config.json"
 _OF_THE_CONFIG = frozenset({"TIE007", "TIE008", "TIE009", "TIE013", "TIE014", "MTP001", "VOC001", "VOC002", "VOC003"})
 _OF_THE_ADAPTER = frozenset({"PEF001", "PEF002"})
 
@@ -225,8 +225,8 @@ def file_of(inspection: Inspection, finding: Finding) -> str:
     """
     checkpoint = inspection.checkpoint
     weights = checkpoint.files[0].name if checkpoint.files else ""
-    if finding.rule == "VOC003" and f" in {GENERATION} " in finding.message:
-        return GENERATION
+    if finding.file:
+        return finding.file
     if finding.rule in _OF_THE_CONFIG and checkpoint.config:
         return checkpoint.config.name
     if finding.rule in _OF_THE_ADAPTER:
