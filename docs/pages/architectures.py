@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fixtures import zoo
-from tieconv.architectures import class_table as table
-from tieconv.architectures import find
+from tieconv.architectures import class_table as table, find
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 
 MEASURED = Path(__file__).parents[1] / "measured"

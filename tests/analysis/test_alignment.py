@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import save_file
 
 from tests.analysis.constructed import Array, embedding, orthogonal
 from tests.cli.run import ok
 from tieconv import analyze
-from tieconv.analysis import alignment as own_tables
-from tieconv.analysis import alignment_measures, relation_maps
-from tieconv.analysis import alignment_measures as pair_figures
+from tieconv.analysis import (
+    alignment as own_tables,
+    alignment_measures,
+    alignment_measures as pair_figures,
+    relation_maps,
+)
 from tieconv.analysis.alignment import Contest, Untied, align, verdict
 from tieconv.analysis.alignment_measures import (
     Sample,

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from fixtures import certificate_norms, certificates
-from tests.analysis.attack import certificates as analysed
-from tests.analysis.attack import edit_json, edit_tensors
+from tests.analysis.attack import certificates as analysed, edit_json, edit_tensors
 from tests.analysis.constructed import Rng, embedding, table
 from tests.analysis.lm import MORE, PADDING, VOCABULARY, build, configure, inputs
 from tests.lazy import torch

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.analysis.constructed import CLASSES, Array, embedding, make, orthogonal, table
 from tests.inspection.stored import Memory

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.analysis.constructed import Array, embedding, orthogonal, table
-from tieconv.analysis import relation as classify
-from tieconv.analysis import relation_maps as fits
-from tieconv.analysis import relation_maps as grams
-from tieconv.analysis import relation_maps as linear_map
-from tieconv.analysis import relation_maps as structured_difference
-from tieconv.analysis import tables as equal_rows
+from tieconv.analysis import (
+    relation as classify,
+    relation_maps as fits,
+    relation_maps as grams,
+    relation_maps as linear_map,
+    relation_maps as structured_difference,
+    tables as equal_rows,
+)
 from tieconv.analysis.relation import CLOSE, relate_tables
 from tieconv.analysis.relation_maps import fit_linear
 from tieconv.analysis.relation_section import share_interval

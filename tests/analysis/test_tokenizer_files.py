@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.patience import examples
 from tieconv.formats import json_text as json_members
-from tieconv.inspection import token_ids as allowance
-from tieconv.inspection import token_ids as large_json
+from tieconv.inspection import token_ids as allowance, token_ids as large_json
 from tieconv.inspection.token_ids import TokenizerFiles, read_files, token_ids
 from tieconv.sources.local import open_files
 

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from fixtures.gguf_bytes import entry as gguf_entry
-from fixtures.gguf_bytes import text as gguf_text
+from fixtures.gguf_bytes import entry as gguf_entry, text as gguf_text
 from fixtures.hostile import TIB, entry, file_of
 
 MAX = 100_000_000

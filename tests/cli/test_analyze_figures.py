@@ -31,11 +31,8 @@ from tieconv.checkpoint.results.analysis import (
 )
 from tieconv.install import install_command
 from tieconv.reporters import figure_table as evolution_table
-from tieconv.reporters.figure_table import ANALYSIS_COLUMNS as COLUMNS
-from tieconv.reporters.figure_table import analysis_figures as figures
-from tieconv.reporters.figure_table import comma_separated
-from tieconv.reporters.html.analyze_page import render_analysis as render
-from tieconv.reporters.html.analyze_page import render_evolution as page
+from tieconv.reporters.figure_table import ANALYSIS_COLUMNS as COLUMNS, analysis_figures as figures, comma_separated
+from tieconv.reporters.html.analyze_page import render_analysis as render, render_evolution as page
 from tieconv.reporters.html.svg import Frame, Plot, svg_files
 from tieconv.reporters.text.analyze_text import render_evolution as text
 from tieconv.version import VERSION

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import split_torch_state_dict_into_shards
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 
 import tieconv

@@ -20,8 +20,7 @@ import pytest
 
 from tests.cli.run import ok, run
 from tieconv.checks.registry import RULES
-from tieconv.cli import screen
-from tieconv.cli import screen as progress
+from tieconv.cli import screen, screen as progress
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 COMMAND = [sys.executable, "-m", "tieconv"]

@@ -13,8 +13,7 @@ from tests.composites import pairs
 from tests.reload.layouts import Subject
 from tests.reload.record import kind
 from tests.reload.walk import Walk
-from tieconv.architectures import class_table as table
-from tieconv.architectures import lookup
+from tieconv.architectures import class_table as table, lookup
 from tieconv.errors import RefusedError
 
 SAMPLE = (

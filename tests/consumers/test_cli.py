@@ -13,8 +13,7 @@ import tieconv
 from tests.checks.fixtures.model import BERT, LLAMA, bert, flagged, llama, matrix, save, vector, with_row
 from tests.checks.fixtures.tie import STABLELM
 from tests.cli.run import ok, run
-from tests.loops import case as in_case
-from tests.loops import fresh
+from tests.loops import case as in_case, fresh
 from tests.schemas import validate
 from tieconv.loaders import predict
 from tieconv.loaders.registry import CONSUMERS, UnknownConsumerError, select

@@ -27,8 +27,7 @@ from tests.checks.fixtures.model import (
     save,
     weights,
 )
-from tests.loops import case as in_case
-from tests.loops import fresh
+from tests.loops import case as in_case, fresh
 from tieconv.errors import TieconvError
 from tieconv.loaders.registry import CONSUMERS
 

@@ -14,8 +14,7 @@ from fixtures import llama_cpp_source
 from fixtures.gguf_bytes import ARCHITECTURE, F32, accepted, gguf
 from tests.checks.fixtures.model import Config, Tensors, flagged, llama, matrix, save, save_shards, vector, with_row
 from tests.lazy import torch
-from tests.loops import case as in_case
-from tests.loops import fresh
+from tests.loops import case as in_case, fresh
 from tieconv.loaders import release_tables
 
 OWN = llama(head=with_row(matrix()))

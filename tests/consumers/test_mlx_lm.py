@@ -20,8 +20,7 @@ from tests.checks.fixtures.model import (
     vector,
     weights,
 )
-from tests.loops import case as in_case
-from tests.loops import fresh
+from tests.loops import case as in_case, fresh
 from tieconv.checkpoint.finding import Prediction
 from tieconv.errors import RefusedError
 from tieconv.loaders import release_tables

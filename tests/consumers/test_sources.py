@@ -24,8 +24,7 @@ from tests.checks.fixtures.model import (
     with_row,
 )
 from tests.lazy import save_file, torch
-from tests.loops import case as in_case
-from tests.loops import fresh
+from tests.loops import case as in_case, fresh
 
 HEAD_ONLY: Tensors = {"lm_head.weight": matrix()}
 OWN = llama(head=with_row(matrix()))

@@ -302,8 +302,7 @@ def test_the_committed_figures_are_what_the_export_promises(gpu: Any) -> None:
 
 def test_parts_are_those_of_the_script(gpu: Any) -> None:
     """The page knows every part that is measured, and the document's schema."""
-    from tests.gpu.record import PARTS as MEASURED
-    from tests.gpu.record import SCHEMA
+    from tests.gpu.record import PARTS as MEASURED, SCHEMA
 
     assert tuple(gpu.PARTS) == MEASURED == PARTS
     assert gpu.SCHEMA == SCHEMA

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.patience import examples
 from tieconv.checkpoint.write_plan import Averaged, OutputTensor, OutputWeights, Plan, Promises

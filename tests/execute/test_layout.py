@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 
 from tests.hub.models import same_head, sharded
@@ -19,8 +18,7 @@ from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.checkpoint.write_plan import InlineBytes, OutputTensor, OutputWeights, Piece, Promises, Zeros
 from tieconv.execute import remote_files as multipart
 from tieconv.execute.carry_out import execute
-from tieconv.execute.file_layout import header, padding
-from tieconv.execute.file_layout import tensor_pieces as pieces
+from tieconv.execute.file_layout import header, padding, tensor_pieces as pieces
 from tieconv.execute.remote_files import Limits, Part, RemoteFile, published, remote_file, split_parts
 from tieconv.execute.target import Target
 from tieconv.formats.safetensors import PAGE

@@ -16,9 +16,7 @@ import pytest
 from tests.refusals import failure_of
 from tieconv.checkpoint.write_plan import LinkFile, OutputText, OutputWeights, Plan
 from tieconv.errors import DestinationError, RefusedError, StalePlanError, TieconvError, WriteFailedError
-from tieconv.execute import file_layout, publish, tree, verify
-from tieconv.execute import target as checks
-from tieconv.execute import target as checks_module
+from tieconv.execute import file_layout, publish, target as checks, target as checks_module, tree, verify
 from tieconv.execute.carry_out import execute
 from tieconv.execute.target import Target, check_target
 

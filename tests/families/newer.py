@@ -26,8 +26,7 @@ from tests.consumers.grid import _bare, _flagged
 from tests.families import older, older_loader
 from tests.families.older import Cell, Tensors
 from tests.lazy import load_file, save_file, torch, transformers
-from tieconv.architectures import class_table as table
-from tieconv.architectures import find
+from tieconv.architectures import class_table as table, find
 from tieconv.checkpoint.family import Family
 
 RECORDED = Path(__file__).with_suffix(".json")

@@ -23,8 +23,7 @@ from fixtures import zoo
 from tests.consumers.grid import _bare, _flagged
 from tests.families import older_loader
 from tests.lazy import load_file, save_file, torch
-from tieconv.architectures import class_table as table
-from tieconv.architectures import find
+from tieconv.architectures import class_table as table, find
 from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Role
 

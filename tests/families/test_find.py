@@ -24,9 +24,7 @@ from tests.checks.fixtures.model import (
     vector,
 )
 from tests.patience import patient
-from tieconv.architectures import class_table as table
-from tieconv.architectures import effective, find, locate
-from tieconv.architectures import guess as pattern
+from tieconv.architectures import class_table as table, effective, find, guess as pattern, locate
 from tieconv.architectures.effective_flag import levels, levels_read, reading_v4
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from tests.lazy import torch, version_of
-from tieconv.architectures import class_table as table
-from tieconv.architectures import guess as pattern
+from tieconv.architectures import class_table as table, guess as pattern
 from tieconv.architectures.lookup import find
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -23,8 +23,7 @@ from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.finding import Prediction
 from tieconv.comparison.pair import views
 from tieconv.loaders import release_tables
-from tieconv.loaders.transformers4 import NO_VALUES, corrupt, sources
-from tieconv.loaders.transformers4 import unread as unread_by_4
+from tieconv.loaders.transformers4 import NO_VALUES, corrupt, sources, unread as unread_by_4
 from tieconv.loaders.transformers5 import mistakable, unread
 
 RECORDED = json.loads(newer.RECORDED.read_text(encoding="utf-8"))

@@ -16,8 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from fixtures import families, zoo
 from tests.lazy import transformers, version_of
 from tieconv.api.evidence import inspect
-from tieconv.architectures import class_table as table
-from tieconv.architectures import effective_flag
+from tieconv.architectures import class_table as table, effective_flag
 from tieconv.architectures.effective_flag import SIZES, vocabulary_rows, vocabulary_sizes, word_sizes
 from tieconv.checks.registry import run_all
 from tieconv.gate.examine import file_of

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import tieconv as api
-from fixtures.gguf_bytes import ARCHITECTURE as TIES
-from fixtures.gguf_bytes import F32, Q4_0, Q4_K, Tensor, entry, gguf, info, text
+from fixtures.gguf_bytes import ARCHITECTURE as TIES, F32, Q4_0, Q4_K, Tensor, entry, gguf, info, text
 from tests.lazy import gguf as gguf_package
 from tests.refusals import failure_of
 from tests.schemas import validate

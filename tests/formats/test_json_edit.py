@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from tests.patience import examples, prompt
 from tieconv.formats.json_text import remove_keys, set_value, set_values

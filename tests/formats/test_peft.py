@@ -10,8 +10,7 @@ import tieconv as api
 from fixtures.torch_files import hostile
 from tests.checks.fixtures.model import EMBED, GEMMA, T5, Array, flagged, matrix, save, weights
 from tests.checks.fixtures.more import LORA, base_of, save_adapter
-from tests.loops import case as in_case
-from tests.loops import fresh
+from tests.loops import case as in_case, fresh
 from tests.refusals import failure_of
 from tests.schemas import validate
 from tieconv.errors import RefusedError, TieconvError

@@ -10,8 +10,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fixtures.torch_files import pickled, text
 from tests.formats.test_torch_read import state_dicts

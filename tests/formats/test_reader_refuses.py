@@ -15,8 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tieconv as api
 from fixtures.hostile import entry, file_of
 from fixtures.torch_files import archive, call, honest, name, number, pickled, state, tensor, text, torch_zip
-from tests.lazy import child, torch
-from tests.lazy import ort as onnxruntime
+from tests.lazy import child, ort as onnxruntime, torch
 from tests.onnx.nodes import op, token_ids, value
 from tests.refusals import failure_of
 from tieconv.errors import NotRunError, RefusedError, TieconvError
@@ -340,8 +339,7 @@ def test_records_of_an_archive(tmp_path: Path) -> None:
 
 def test_operators_of_this_runtime() -> None:
     """The table is that of the installed ONNX Runtime."""
-    from fixtures.onnx_operators import TABLE
-    from fixtures.onnx_operators import text as table
+    from fixtures.onnx_operators import TABLE, text as table
 
     assert TABLE.read_text() == table()
 

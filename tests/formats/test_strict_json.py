@@ -7,8 +7,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.patience import examples, prompt
 from tests.refusals import failure_of

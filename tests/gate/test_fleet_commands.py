@@ -15,8 +15,7 @@ from pathlib import Path
 
 import click
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests import children
 from tests.children import wait_until
@@ -25,8 +24,7 @@ from tests.gate.conftest import NAMES
 from tests.patience import HANGS
 from tests.schemas import validate
 from tieconv.checkpoint.results.fleet import FleetProgress
-from tieconv.cli import fleet as verbs
-from tieconv.cli import main
+from tieconv.cli import fleet as verbs, main
 from tieconv.cli.fleet import Answer, run_command
 from tieconv.gate.fleet_runs import output_of
 

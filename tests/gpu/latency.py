@@ -10,8 +10,7 @@ from typing import Any
 
 from tests.gpu.memory import open_with
 from tests.gpu.models import FORMS, LARGE, Workshop, large_config
-from tests.lazy import bindings, graph_forward, ort_session, torch
-from tests.lazy import transformers as tr
+from tests.lazy import bindings, graph_forward, ort_session, torch, transformers as tr
 from tieconv.checkpoint.graph_plan import PRECISIONS
 from tieconv.onnx.parity.graph_file import read_graph
 from tieconv.reference.model import Batch

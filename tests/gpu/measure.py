@@ -153,8 +153,7 @@ def plan(parts: Sequence[str], *, small: bool) -> list[tuple[list[list[Spec]], i
     from tests.gpu.memory import ARENAS
     from tests.gpu.models import FORMS, LARGE, tiny
     from tests.gpu.refusals import CASES, EXPORTS, FULL
-    from tests.gpu.seven_billion import CASES as SEVEN_CASES
-    from tests.gpu.seven_billion import ON_DEVICE
+    from tests.gpu.seven_billion import CASES as SEVEN_CASES, ON_DEVICE
     from tests.gpu.verdicts import planted
 
     by_model: dict[str, list[Spec]] = {name: [] for name in tiny(small=small)}

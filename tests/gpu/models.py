@@ -11,9 +11,7 @@ from typing import Any
 from unittest import mock
 
 import tieconv
-from tests.lazy import session_proof as graph_proof
-from tests.lazy import torch
-from tests.lazy import transformers as tr
+from tests.lazy import session_proof as graph_proof, torch, transformers as tr
 from tests.onnx import exported
 from tests.onnx.export_table import make
 from tests.onnx.exported import ARCHITECTURES

@@ -10,8 +10,7 @@ from tests.gpu import latency
 from tests.gpu.memory import _free, open_with, run_once
 from tests.gpu.models import SEVEN, Workshop
 from tests.gpu.verdicts import figures, planted_graph
-from tests.lazy import torch
-from tests.lazy import transformers as tr
+from tests.lazy import torch, transformers as tr
 from tests.onnx.graphs import disk
 from tieconv.checkpoint.graph_plan import PRECISIONS
 

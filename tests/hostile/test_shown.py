@@ -9,8 +9,7 @@ import sys
 import unicodedata
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from fixtures.hostile import HOSTILE_NAMES
 from tests.hostile.conftest import faults_of_text

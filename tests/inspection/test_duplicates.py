@@ -6,8 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.tie_group import Duplicate

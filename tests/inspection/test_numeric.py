@@ -7,8 +7,7 @@ from math import inf, isnan
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tieconv.checkpoint.tie_group import BiasState
 from tieconv.checkpoint.weight_file import BITS, ByteRange

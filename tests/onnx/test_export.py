@@ -19,8 +19,7 @@ import pytest
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import configure, editing, snapshot
-from tests.lazy import adapter, bindings, carry_out, ir, load_file, sample_inputs, torch
-from tests.lazy import adapter as export_adapter
+from tests.lazy import adapter, adapter as export_adapter, bindings, carry_out, ir, load_file, sample_inputs, torch
 from tests.onnx import faults, recorded
 from tests.onnx.conftest import Replay
 from tests.onnx.exported import CACHE, ROWS, WIDTH, Exported

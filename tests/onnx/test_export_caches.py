@@ -16,9 +16,17 @@ import pytest
 
 import tieconv
 from tests.cli.run import refused, run
-from tests.lazy import adapter, export_plan, ir, ort, sample_inputs, torch, transformers
-from tests.lazy import adapter as export_adapter
-from tests.lazy import carry_out as export_run
+from tests.lazy import (
+    adapter,
+    adapter as export_adapter,
+    carry_out as export_run,
+    export_plan,
+    ir,
+    ort,
+    sample_inputs,
+    torch,
+    transformers,
+)
 from tests.onnx import exported
 from tests.onnx.exported import CACHE, ROWS
 from tests.onnx.layouts.families import FAMILIES

@@ -16,8 +16,18 @@ import pytest
 from onnx import TensorProto
 
 import tieconv
-from tests.lazy import batches, causes, float64, ir, judge, measured_pair, passes, torch, validate
-from tests.lazy import bindings as graph_bindings
+from tests.lazy import (
+    batches,
+    bindings as graph_bindings,
+    causes,
+    float64,
+    ir,
+    judge,
+    measured_pair,
+    passes,
+    torch,
+    validate,
+)
 from tests.loops import case as in_case
 from tests.onnx import faults as planted_faults
 from tests.onnx.nodes import model, op, value

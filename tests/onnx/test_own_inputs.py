@@ -20,14 +20,21 @@ import tieconv
 import tieconv as api
 from fixtures import exporters
 from tests.cli.run import run
-from tests.lazy import batches, graph_forward, judge, lookups, measured_pair, ort_session, torch
-from tests.lazy import batches as one_token
-from tests.lazy import bindings as graph_bindings
+from tests.lazy import (
+    batches,
+    batches as one_token,
+    bindings as graph_bindings,
+    graph_forward,
+    judge,
+    lookups,
+    measured_pair,
+    ort_session,
+    torch,
+)
 from tests.loops import case
 from tests.onnx import faults
 from tests.onnx.exported import ROWS
-from tests.onnx.nodes import model as model_of
-from tests.onnx.nodes import op, save, token_ids, value
+from tests.onnx.nodes import model as model_of, op, save, token_ids, value
 from tests.onnx.planted import masks, tokens
 from tests.onnx.test_grouped import failing
 from tests.slow import fast_only

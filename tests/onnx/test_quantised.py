@@ -16,8 +16,7 @@ import tieconv as api
 from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
-from tests.lazy import ir, ort, quantised_weights, torch
-from tests.lazy import validate as gates
+from tests.lazy import ir, ort, quantised_weights, torch, validate as gates
 from tests.onnx.graphs import write_optimised
 from tests.onnx.nodes import model, op, save, token_ids, value
 from tests.schemas import validate

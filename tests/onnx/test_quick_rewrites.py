@@ -8,8 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.lazy import adapter, ir, rewriter
-from tests.lazy import adapter as room
+from tests.lazy import adapter, adapter as room, ir, rewriter
 from tests.onnx import exported
 
 

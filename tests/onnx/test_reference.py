@@ -12,8 +12,7 @@ import pytest
 
 import tieconv
 from tests.cli.run import run
-from tests.lazy import float64, load_file, save_file, torch, transformers
-from tests.lazy import measured_pair as free_memory
+from tests.lazy import float64, load_file, measured_pair as free_memory, save_file, torch, transformers
 from tests.loops import case
 from tests.onnx import exported
 from tests.onnx.exported import CACHE, ROWS, config
@@ -23,12 +22,12 @@ from tieconv.reference.model import (
     Reference,
     architecture,
     exact_products,
+    free_memory as gpu_memory,
     load,
     load_config,
     memory_of,
     torch_device,
 )
-from tieconv.reference.model import free_memory as gpu_memory
 
 
 @pytest.fixture

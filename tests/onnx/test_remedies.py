@@ -18,8 +18,7 @@ from tests.cli.run import run
 from tests.onnx.graphs import outputs, same_bits
 from tests.onnx.nodes import model, op, outside, save, token_ids, value
 from tests.onnx.share.test_bits import Chain
-from tests.onnx.share.test_quantised_pairs import Pair
-from tests.onnx.share.test_quantised_pairs import build as build_pair
+from tests.onnx.share.test_quantised_pairs import Pair, build as build_pair
 from tieconv.checkpoint.finding import Finding
 
 HALF = TensorProto.FLOAT16

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import helper, numpy_helper
 
 from tests.lazy import save_file, torch, weight_identity

@@ -21,9 +21,7 @@ from onnx import helper
 import tieconv as api
 from fixtures.onnx_graphs import SHARED, V, build, transposed
 from tests.cli.run import ok, refused, run
-from tests.lazy import graph_model, ir
-from tests.lazy import session_proof as graph_proof
-from tests.lazy import write_plan as graph_planned
+from tests.lazy import graph_model, ir, session_proof as graph_proof, write_plan as graph_planned
 from tests.onnx import nodes
 from tests.onnx.graphs import SHAPES, copies, disk, outputs, same_bits
 from tests.schemas import validate

@@ -26,8 +26,7 @@ import numpy as np
 import onnx
 from tokenizers import Tokenizer, models
 
-from tests.lazy import torch
-from tests.lazy import transformers as tr
+from tests.lazy import torch, transformers as tr
 from tests.onnx.export_table import OPTIMUM, committed, write
 from tests.onnx.head_forms import _resident, session
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.inspection.quantised.stored_models import values as dequantised
-from tests.lazy import save_file, torch
-from tests.lazy import transformers as tr
+from tests.lazy import save_file, torch, transformers as tr
 from tests.oracles.tokenizer import write_tokenizer
 from tieconv import inspect
 from tieconv.checkpoint.quantised_matrix import EMBEDDING, HEAD

@@ -10,8 +10,7 @@ import pytest
 
 import tieconv
 from fixtures import zoo
-from tests.checks.fixtures.model import matrix
-from tests.checks.fixtures.model import save as save_model
+from tests.checks.fixtures.model import matrix, save as save_model
 from tests.lazy import torch
 from tests.reload.judge import save
 from tieconv.errors import RefusedError

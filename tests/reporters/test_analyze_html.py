@@ -13,8 +13,7 @@ from tests.patience import examples
 from tests.reporters.reports import BAITS, analyses, full
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
 from tieconv.reporters.html import STYLE
-from tieconv.reporters.html.analyze_page import plots
-from tieconv.reporters.html.analyze_page import render_analysis as render
+from tieconv.reporters.html.analyze_page import plots, render_analysis as render
 from tieconv.reporters.html.svg import Frame, figure, step_of, ticks
 from tieconv.reporters.text.analyze_text import render_analysis as plain_text
 

@@ -23,8 +23,7 @@ from tieconv.checkpoint.finding import REVIEW_FIRST, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Waiver
 from tieconv.checkpoint.results.fleet import FleetReport
 from tieconv.checks.registry import RULES
-from tieconv.reporters.ci import check_json, check_sarif
-from tieconv.reporters.ci import formats as check
+from tieconv.reporters.ci import check_json, check_sarif, formats as check
 from tieconv.reporters.ci.check_view import path_of, relative, uri
 from tieconv.reporters.html import fleet_page
 from tieconv.reporters.text import fleet_text

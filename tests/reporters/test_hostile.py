@@ -16,9 +16,7 @@ from tests.reporters.reports import BAITS, entry, reports
 from tests.schemas import validate
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckedModel, CheckReport, Failure, Waiver
-from tieconv.reporters.ci import check_json
-from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.ci import formats as check
+from tieconv.reporters.ci import check_json, check_view as view, formats as check
 from tieconv.reporters.ci.check_view import path_of
 
 few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)

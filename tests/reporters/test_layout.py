@@ -8,8 +8,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from tests.reporters.rendered import FOLDER, documents, drawn, parity_report
 from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram, Identity, Parity, ProviderUse, Verdict

@@ -10,8 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.cli.run import run
 from tieconv.errors import DestinationError, SettingsError

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from tests.oracles.environments import make, versions_of
-from tests.writers.measure import COUNTED, ENVIRONMENTS, WRITERS, figures, keep, new_faults
-from tests.writers.measure import cells as judge_cases
+from tests.writers.measure import COUNTED, ENVIRONMENTS, WRITERS, cells as judge_cases, figures, keep, new_faults
 
 FOLDER = Path(".oracles") / "writers"
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.oracles.environments import ENVIRONMENTS as LOADERS
-from tests.oracles.environments import TORCH, Environment
+from tests.oracles.environments import ENVIRONMENTS as LOADERS, TORCH, Environment
 from tests.oracles.measure import SCRIPTS, Runner
 from tests.writers.judge import ANNOUNCED, NOTHING, REFUSED, RIGHT, UNKNOWN, WRONG, Cell, judge
 

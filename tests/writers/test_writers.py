@@ -14,8 +14,7 @@ import yaml
 from docs.pages import writers as page
 from tests.cli.run import run
 from tests.lazy import load_file
-from tests.writers import graph_faults
-from tests.writers import judge as judging
+from tests.writers import graph_faults, judge as judging
 from tests.writers.measure import ENVIRONMENTS, FIGURES, NOT_INSTALLED, PROGRAMS, WRITERS, figures, new_faults
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"

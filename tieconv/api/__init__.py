@@ -14,28 +14,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.graph_plan import ExportOutcome as ExportOutcome
-    from tieconv.checkpoint.graph_plan import GraphOutcome as GraphOutcome
+    from tieconv.checkpoint.graph_plan import ExportOutcome as ExportOutcome, GraphOutcome as GraphOutcome
     from tieconv.checkpoint.inspection import Fetched as Fetched
-    from tieconv.checkpoint.results.checked import CheckedModel as CheckedModel
-    from tieconv.checkpoint.results.checked import CheckReport as CheckReport
+    from tieconv.checkpoint.results.checked import CheckedModel as CheckedModel, CheckReport as CheckReport
     from tieconv.checkpoint.results.fleet import FleetProgress as FleetProgress
     from tieconv.checkpoint.results.parity import Verdict as Verdict
     from tieconv.checkpoint.write_plan import Outcome as Outcome
-    from tieconv.gate.model_sources import is_collection as is_collection
-    from tieconv.gate.model_sources import is_list as is_list
+    from tieconv.gate.model_sources import is_collection as is_collection, is_list as is_list
     from tieconv.gate.policy import Policy as Policy
     from tieconv.onnx.write.plan import PlannedGraphs as PlannedGraphs
-    from tieconv.planned import PlannedWrite as PlannedWrite
-    from tieconv.planned import WriteOptions as WriteOptions
-    from tieconv.sources import is_pattern as is_pattern
-    from tieconv.sources import is_remote as is_remote
+    from tieconv.planned import PlannedWrite as PlannedWrite, WriteOptions as WriteOptions
+    from tieconv.sources import is_pattern as is_pattern, is_remote as is_remote
     from tieconv.sources.ranged import anything_waits as anything_waits
     from tieconv.sources.temporary import remove_temporary as remove_temporary
-    from tieconv.sources.user_files import guard_report as guard_report
-    from tieconv.sources.user_files import write_bytes as write_bytes
-    from tieconv.sources.user_files import write_reports as write_reports
-    from tieconv.sources.user_files import write_text as write_text
+    from tieconv.sources.user_files import (
+        guard_report as guard_report,
+        write_bytes as write_bytes,
+        write_reports as write_reports,
+        write_text as write_text,
+    )
 
 _HOMES = {
     "checkpoint.graph_plan": ("GraphOutcome",),

@@ -99,10 +99,8 @@ def analyze_revisions(
     Of a remote model, only headers, the two tables and the first revision's tokenizer are fetched, once. Raises
     `RefusedError` for a list that names too few revisions, and `UnreadableError` if a revision cannot be read.
     """
-    from tieconv.analysis.alignment import opened as opened_subject
-    from tieconv.analysis.alignment import untied_tables
-    from tieconv.analysis.evolution import EvolutionFile, Request, evolve, identity
-    from tieconv.analysis.evolution import revisions as named
+    from tieconv.analysis.alignment import opened as opened_subject, untied_tables
+    from tieconv.analysis.evolution import EvolutionFile, Request, evolve, identity, revisions as named
 
     exact = _asked_exactly(exact, neighbours)
     with ExitStack() as stack:

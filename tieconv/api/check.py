@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tieconv.api.evidence import inspect, inspect_in_memory
 from tieconv.checkpoint.value_type import strings
-from tieconv.gate.settings import ALL, Selection, Settings, selectors
-from tieconv.gate.settings import cases_by_words as cases_by_words
-from tieconv.gate.settings import find_cases as find_cases
-from tieconv.gate.settings import find_rule as find_rule
-from tieconv.gate.settings import rules as rules
-from tieconv.gate.settings import without_ellipsis as without_ellipsis
+from tieconv.gate.settings import (
+    ALL,
+    Selection,
+    Settings,
+    cases_by_words as cases_by_words,
+    find_cases as find_cases,
+    find_rule as find_rule,
+    rules as rules,
+    selectors,
+    without_ellipsis as without_ellipsis,
+)
 from tieconv.live import is_module
 
 if TYPE_CHECKING:

@@ -115,8 +115,7 @@ def export_command(
     if it failed. Exits with 2 if MODEL could not be exported or parity could not be run. Writes OUT only if parity
     passed, or with --no-parity.
     """
-    from tieconv.reporters.text.parity_text import render_export as render
-    from tieconv.reporters.text.parity_text import render_results
+    from tieconv.reporters.text.parity_text import render_export as render, render_results
 
     if overwrite and output is None:
         raise click.UsageError("--overwrite needs -o OUT")

@@ -14,8 +14,7 @@ from click.core import ParameterSource
 from tieconv.api import Outcome, plans
 from tieconv.api.evidence import is_graph
 from tieconv.checkpoint.value_type import record
-from tieconv.cli import options as shared
-from tieconv.cli import screen
+from tieconv.cli import options as shared, screen
 from tieconv.errors import WriteFailedError
 from tieconv.text import parse_size, shown, size
 

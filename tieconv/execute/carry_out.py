@@ -12,8 +12,7 @@ from tieconv.checkpoint.model_files import FileState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan import OutputWeights, Plan
 from tieconv.errors import VerificationError
-from tieconv.execute import publish, tree
-from tieconv.execute import target as targets
+from tieconv.execute import publish, target as targets, tree
 from tieconv.execute.copy import Like, first_like, inherit_directory, notes
 from tieconv.execute.file_layout import file_layout
 from tieconv.execute.staging import Staging, resumable, sweep

@@ -8,8 +8,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Executor, Future, wait as wait_for
 from typing import Any
 
 from tieconv.errors import SettingsError

@@ -15,8 +15,8 @@ from tieconv.checkpoint.quantised_matrix import (
     PairState,
     QuantisedMatrix,
     QuantisedTables,
+    Verdict as Choice,
 )
-from tieconv.checkpoint.quantised_matrix import Verdict as Choice
 from tieconv.checkpoint.relation.proved import Cast
 from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record

@@ -13,6 +13,7 @@ from tieconv.loaders import (
     llama_cpp,
     mlx_lm,
     onnxruntime_genai,
+    safetensors_load_model as safetensors,
     sglang,
     tensorrt_llm,
     tgi,
@@ -20,7 +21,6 @@ from tieconv.loaders import (
     transformers5,
     vllm,
 )
-from tieconv.loaders import safetensors_load_model as safetensors
 from tieconv.loaders.interface import Asked, Consumer, Version
 from tieconv.text import close, shown
 

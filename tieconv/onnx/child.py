@@ -30,8 +30,7 @@ from tieconv.checks.index_rules import reader_refuses
 from tieconv.errors import NotRunError, RefusedError
 from tieconv.onnx.graph_model import has_onnxruntime, referring
 from tieconv.sources.temporary import PARENT_WATCH
-from tieconv.text import Hint, option, shown
-from tieconv.text import size as bytes_text
+from tieconv.text import Hint, option, shown, size as bytes_text
 
 Result = TypeVar("Result")
 _TICK = 0.1

@@ -27,8 +27,7 @@ from tieconv.checkpoint.write_plan import Gathered
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats.onnx import check_readable, graph_names
 from tieconv.formats.onnx.messages import BYTES, Wire
-from tieconv.formats.onnx.tensor import External, needed_bytes
-from tieconv.formats.onnx.tensor import byte_range as range_in_file
+from tieconv.formats.onnx.tensor import External, byte_range as range_in_file, needed_bytes
 from tieconv.sources.local import FileSet, open_files
 from tieconv.text import shown
 

@@ -11,8 +11,7 @@ import pytest
 
 import tieconv
 from tests.inspection.quantised.stored_models import Tensor, config, matrix, model, save, tensor, under
-from tests.loops import case as in_case
-from tests.loops import fresh
+from tests.loops import case as in_case, fresh
 from tieconv import Inspection, inspect
 from tieconv.checkpoint.quantised_matrix import FaultKind, QuantisedMatrix
 from tieconv.errors import RefusedError

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fixtures.gguf_bytes import ARCHITECTURE
 from tests.inspection.quantised.stored_models import tables
@@ -18,8 +17,7 @@ from tieconv import inspect
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.quantised_matrix import PairState
-from tieconv.inspection.quantised.block_schemes import COMPUTED, StoredModule
-from tieconv.inspection.quantised.block_schemes import recognise_ggml_blocks as recognise
+from tieconv.inspection.quantised.block_schemes import COMPUTED, StoredModule, recognise_ggml_blocks as recognise
 from tieconv.inspection.quantised.row_decoders import QuantisedRows
 from tieconv.inspection.quantised.survey_quantised import relate_tables
 

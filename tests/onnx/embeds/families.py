@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.lazy import ort, torch
-from tests.lazy import transformers as tr
+from tests.lazy import ort, torch, transformers as tr
 from tests.onnx.exported import CACHE
 
 ROWS, IMAGE = 320, 300

@@ -19,8 +19,7 @@ from tests.onnx.exported import CACHE
 from tests.onnx.graphs import copies
 from tests.onnx.layouts.families import FAMILIES
 from tests.onnx.layouts.measure import FILE, VARIABLES, Program, command, rows_of
-from tests.onnx.nodes import model as nodes_model
-from tests.onnx.nodes import op, token_ids, value
+from tests.onnx.nodes import model as nodes_model, op, token_ids, value
 from tests.slow import fast_only
 from tieconv.api.graphs import LAYOUT_NAMES
 from tieconv.checkpoint.graph_plan import HeadForm

@@ -12,8 +12,7 @@ from typing import Any
 import tieconv
 from tests.onnx import faults
 from tests.onnx.exported import ROWS, build
-from tests.onnx.planted import arithmetic as ar
-from tests.onnx.planted import masks, tokens
+from tests.onnx.planted import arithmetic as ar, masks, tokens
 from tests.onnx.planted.once import torch_once
 from tests.onnx.planted.rows_file import measure_rows
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.lazy import measured_pair, passes, torch
-from tests.lazy import passes as torch_runs
+from tests.lazy import measured_pair, passes, passes as torch_runs, torch
 from tieconv.reference.model import load
 
 Side = tuple[str, object]

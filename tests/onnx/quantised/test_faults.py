@@ -14,9 +14,7 @@ from onnx import numpy_helper
 import tieconv as api
 from fixtures import exporters
 from tests.cli.run import run
-from tests.lazy import gptq, quantised_weights
-from tests.lazy import matmul_nbits_quantizer as nbits
-from tests.lazy import validate as gates
+from tests.lazy import gptq, matmul_nbits_quantizer as nbits, quantised_weights, validate as gates
 from tests.schemas import validate
 from tests.slow import fast_only
 from tieconv.checkpoint.results.parity import Gate, Loss, Quantised, Verdict

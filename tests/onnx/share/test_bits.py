@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import tieconv as api

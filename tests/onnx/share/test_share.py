@@ -9,16 +9,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import tieconv as api
 from fixtures.onnx_graphs import BUILDERS, LEFT, SHARED, Graph, H, V, build, embedding, turned, values
 from tests.cli.run import run
-from tests.lazy import ir, ort
-from tests.lazy import session_proof as same_results
-from tests.lazy import share_find as find
+from tests.lazy import ir, ort, session_proof as same_results, share_find as find
 from tests.onnx.graphs import SHAPES, copies, disk, operators, outputs, same_bits, tensors
 from tests.onnx.nodes import model, op, save, token_ids, value
 from tieconv.errors import VerificationError

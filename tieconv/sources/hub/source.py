@@ -93,8 +93,7 @@ def open_model(
     """
     repo_path = parse(source)
     require()
-    from tieconv.sources.hub import client as hub_client
-    from tieconv.sources.hub import files as hub_cache
+    from tieconv.sources.hub import client as hub_client, files as hub_cache
 
     if hub_client.is_offline():
         from tieconv.sources.local import open_files
