@@ -246,7 +246,12 @@ QWEN25: Config = {
 def of_mlx(tied: bool, tensors: Tensors) -> tuple[Config, Tensors]:
     """Return a Qwen2.5-VL as mlx-vlm writes it: every name of the language model below ``language_model.``."""
     keys = release_tables.by_type("mlx-lm-0.32", "required keys")["qwen2_vl"]
-    text = dict.fromkeys(keys, 1) | {"model_type": "qwen2_5_vl_text", "vocab_size": 8, "hidden_size": 32}
+    text = dict.fromkeys(keys, 1) | {
+        "model_type": "qwen2_5_vl_text",
+        "vocab_size": 8,
+        "hidden_size": 32,
+        "rms_norm_eps": 1e-6,
+    }
     values = QWEN25 | text | {"model_type": "qwen2_5_vl", "tie_word_embeddings": tied}
     return values | {"text_config": text | {"tie_word_embeddings": tied}}, {
         "language_model.model.norm.weight": vector(),

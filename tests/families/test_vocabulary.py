@@ -214,9 +214,10 @@ def test_generation_needs_a_token_without_a_row(tmp_path: Path, name: str, monke
     values = {key: value for key, value in values.items() if key != "pad_token_id"}  # transformers 5 then fails to load
     (tmp_path / "config.json").write_text(json.dumps(config | values))
     document.write_text("{}")
-    assert not inspect(tmp_path).findings
+    refused = ["CON003"] * (name == "not an id")  # a text is no id
+    assert [finding.rule for finding in inspect(tmp_path).findings] == refused
     document.unlink()
-    stated = [finding.message for finding in inspect(tmp_path).findings]
+    stated = [finding.message for finding in inspect(tmp_path).findings if finding.rule not in refused]
     assert [" in config.json is " in message for message in stated] == [True] * bool(outcome and values)
 
 

@@ -16,7 +16,7 @@ from tieconv.gate.examine import file_of
 from tieconv.sources.user_files import place_of
 
 FILES = {
-    "config.json": "TIE007 TIE008 TIE009 TIE013 TIE014 VOC001 VOC002 VOC003 MTP001 SEC002 COD001 PEF006 CON005",
+    "config.json": "TIE007 TIE008 TIE009 TIE013 TIE014 VOC001 VOC002 VOC003 MTP001 SEC002 COD001 PEF006 CON005 QNT011",
     "pytorch_model.bin": "STO003 STO004 STO005",
     "model.safetensors.index.json": "IDX001 IDX002 IDX003 IDX004 IDX005 IDX009 IDX011 IDX012",
     "model-00001-of-00002.safetensors": "IDX006",

@@ -123,6 +123,12 @@ def size_keys(family: Family) -> Mapping[str, Any]:
     return (_record("sizes", sizes["as"]) or {}) if "as" in sizes else sizes
 
 
+def config_types(model_type: str) -> dict[str, tuple[str, ...]]:
+    """Return the types of values that a config class accepts, by its keys (``fixtures/config_types.py``)."""
+    by_types = (_record("config_types", model_type) if model_type else None) or {}
+    return {key: (*types.split(),) for types, keys in by_types.items() for key in keys.split()}
+
+
 def size_header() -> Mapping[str, Any]:
     """Return the releases that `size_keys` was measured with, and the ``words`` that they know."""
     return _record("sizes", "") or {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from tieconv.architectures.class_table import exceptions, size_header, size_keys
+from tieconv.architectures.class_table import config_types, exceptions, size_header, size_keys
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised_matrix import quantised_twin
@@ -152,14 +152,62 @@ def refused_config(inspection: Inspection) -> str:
 
     5.0 compares the layers of a few classes. It was not measured with another dtype, or with an unknown word.
     """
-    return _unlisted_layers(inspection) or _refused_dtype(inspection) or _unknown_word(inspection)
+    refused, own = _refused_dtype(inspection), "auto_map" in inspection.checkpoint.config_values
+    if refused or own or inspection.family.knowledge is not Knowledge.TABLE:
+        return refused
+    tests = (_unlisted_layers, _unknown_word, _wrong_type, _incomplete_rope)
+    return next(filter(None, (test(inspection) for test in tests)), "")
+
+
+_TYPES = {str: "text", bool: "boolean", float: "decimal", int: "number", type(None): "null"}
+_NOUNS = {"boolean": "true or false", "decimal": "a decimal number", "number": "a whole number"}
+
+
+def _wrong_type(inspection: Inspection) -> str:
+    """Return that a value of the config has a type that transformers does not accept for its key."""
+    config, family = inspection.checkpoint.config_values, inspection.family
+    kinds = {"": family.model_type, family.text_level: family.text_type}
+    parts = {name: part.get("model_type") for name, part in config.items() if isinstance(part, Mapping)}
+    for level, kind in (parts | kinds).items():
+        values = nested(config, level) or {}
+        if not isinstance(kind, str) or values.get("model_type", kind) != kind:
+            continue
+        for key, types in config_types(kind).items():
+            stated = _TYPES.get(type(values.get(key, [])))
+            if stated and stated not in types and key not in SIZES:
+                path, wanted = f"{level}.{key}".lstrip("."), " or ".join(_NOUNS.get(each, each) for each in types)
+                return f"{shown(path)} in the config is {shown(json.dumps(values[key]))}, not {wanted}"
+    return ""
+
+
+_ROPE = {
+    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""The keys without which all 236 config classes of transformers 5.23 that have RoPE refuse its type."""
+
+
+def _incomplete_rope(inspection: Inspection) -> str:
+    """Return that the config lacks a key of its type of RoPE."""
+    config, words = inspection.checkpoint.config_values, size_keys(inspection.family).get("words", {})
+    for path in words.get("type of RoPE", ()):
+        level = path.removesuffix(".rope_type")
+        legacy = level.replace("rope_parameters", "rope_scaling")  # it replaces the newer key
+        level = legacy if nested(config, legacy) else level
+        values = nested(config, level) or {}
+        kind = values.get("rope_type", values.get("type"))
+        for key in _ROPE.get(kind, ()) if isinstance(kind, str) else ():
+            # transformers 5.23 builds a Llama with a text as `long_factor`.
+            if key not in values or (isinstance(values[key], str) and key != "long_factor"):
+                needed = "list" if kind == "longrope" else "number"
+                return f"{shown(level)} in the config has the type {kind}, but no {needed} as {key}"
+    return ""
 
 
 def _unknown_word(inspection: Inspection) -> str:
     """Return that the config names an activation, or a type of layers or RoPE, that transformers does not have."""
     config, family = inspection.checkpoint.config_values, inspection.family
-    if family.knowledge is not Knowledge.TABLE or "auto_map" in config:
-        return ""
     record, layers = size_keys(family), f"{family.text_level}.layer_types".lstrip(".")
     known = size_header()["words"]
     for kind, paths in {**record.get("words", {}), "type of layer": [layers]}.items():
@@ -196,8 +244,7 @@ def _unlisted_layers(inspection: Inspection) -> str:
     """Return that `layer_types` does not list each layer. `validate_layer_type` compares the two in every config."""
     config, family = text_config(inspection), inspection.family
     layers, types = config.get("num_hidden_layers"), config.get("layer_types")
-    own = family.knowledge is not Knowledge.TABLE or "auto_map" in inspection.checkpoint.config_values
-    if own or not isinstance(types, list) or type(layers) is not int or layers == len(types):
+    if not isinstance(types, list) or type(layers) is not int or layers == len(types):
         return ""
     cut = layers < len(types) and family.text_type == "deepseek_v4"  # its config drops the surplus entries
     return "" if cut else f"num_hidden_layers is {layers:,}, but layer_types lists {count(len(types), 'layer')}"

@@ -361,3 +361,11 @@ def _truth(own: Record, row: Record | None, fits: bool) -> str:
         columns = {"T": 1, "F": 2}
         truth = "".join(truth[3 * top + (nested or columns.get(default, 0))] for top in range(3) for nested in range(3))
     return truth if fits else truth.replace("T", "E")
+
+
+def built_without_values(config: Mapping[str, object], names: Iterable[str]) -> str:
+    """Return the class that transformers builds from the `model_type`, if no tensor has the name of its embedding."""
+    built = table.main_class(str(config.get("model_type"))) or ""
+    family = table.load(built)
+    leaf = ".".join(((family and family.input_embedding) or "").split(".")[-2:])
+    return "" if not leaf or "auto_map" in config or any(name.endswith(leaf) for name in names) else built

@@ -42,13 +42,17 @@ class ConfigChoice(Listed):
 
 @record
 class DeclaredQuantisation(Listed):
-    """The quantisation that the config describes: its method, its path, and what it says about the output head."""
+    """The quantisation that the config describes: its method, its path, and what it says about the output head.
 
-    KEYS: ClassVar = {"path": "config"}
+    ``floats`` is a matrix of a layer that the method quantises, if the files store floats alone. Else it is empty.
+    """
+
+    KEYS: ClassVar = {"path": "config", "floats": None}
 
     method: str
     path: str
     head: ConfigChoice
+    floats: str = ""
 
 
 @record

@@ -463,6 +463,7 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
       values, a remote file is sampled, and two types or codes need numpy.
     - The config says untied, and no tensor looks like a head.
     - A tokenizer or a generation config is next to the weights, and no config.json.
+    - transformers builds another class from the `model_type`, and no tensor has the name of that class's embedding.
     - Tensors may be parts of the head or embedding, in a form that tieconv does not know. The first line of `inspect` calls
       a quantised table unknown, and no rule reports it.
 
@@ -549,6 +550,12 @@ def guessed(inspection: Inspection) -> Iterator[Finding]:
         lost, missing = True, " Without a config.json next to the weights, transformers does not load the directory."
     guess = evidence.clause(names, "is a guess", "are guesses")
     tensors = inspection.checkpoint.tensors
+    stores = inspection.checkpoint.format in ("safetensors", "torch")
+    if built := lookup.built_without_values(config, tensors) if stores else "":
+        lost = True
+        missing = (
+            f" transformers builds {built} from this model_type, and no stored tensor has the name of its embedding."
+        )
     ends = [(tensors[name].shape[:1], name.split(".")[-2:]) for name in names if name in tensors]
     alike = [name for name, tensor in tensors.items() if (tensor.shape[:1], name.split(".")[-2:]) in ends]
     rivals = [name for name in alike if name not in names and stored_names.is_outside_layers(name)]

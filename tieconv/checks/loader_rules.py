@@ -120,7 +120,8 @@ def loader_refuses(inspection: Inspection) -> Iterator[Finding]:
     class that transformers 5 cannot build, and a config that it refuses. Its `layer_types` does not list each layer, or
     torch does not have its dtype (`fp16`). The dtype is an integer or of 8 bits, in a model that is not quantised. Or the
     `model_type` of a known class is missing or unknown. Or transformers has no such activation, type of RoPE or type of
-    layer. For 415 classes it was measured which keys name one.
+    layer. For 415 classes it was measured which keys name one. Or a value has another type than its key accepts, such as
+    `"rms_norm_eps": "1e-6"`. That was measured for 804 model types. Or a type of RoPE lacks a number such as its `factor`.
 
     For a GGUF file it always predicts llama.cpp. It reports missing keys, tensors that libllama does not use, and shapes
     that contradict the metadata. It does that for 56 architectures, whose faulty files libllama refused.

@@ -479,6 +479,42 @@ def codes_not_loaded(inspection: Inspection) -> Iterator[Finding]:
     yield codes_not_loaded.finding(f"{problem}. {evidence.capital(answer.detail)}.", (names[1],), level=level)
 
 
+@rule("QNT011", "floats-without-codes", Level.ERROR)
+def floats_without_codes(inspection: Inspection) -> Iterator[Finding]:
+    """The config says that the layers are quantised, but the files store floats alone.
+
+    ## What it does
+    Reports a config of GPTQ, AWQ, bitsandbytes or compressed-tensors beside files without codes and scales. It says nothing
+    if the config leaves out other modules than the head, and nothing about other methods.
+
+    ## Why it matters
+    Somebody dequantised or merged the model, and the config kept its entry. transformers 5.24 then builds quantised layers.
+    They get no values, or no scales. The load ends without an error. The first text then fails, or gives NaN.
+
+    ## Example
+    A merged model whose config still has `"quant_method": "gptq"`:
+
+        error QNT011: quantization_config says that gptq quantised the layers, but the
+        files store model.layers.0.mlp.up_proj.weight and all other tensors as floats.
+        transformers 5.24 builds quantised layers all the same, and then fails or
+        computes noise. If the floats are right, remove quantization_config.
+
+    ## How to fix
+    Remove `quantization_config` from config.json if the floats are the model. Else get the quantised files.
+    """
+    # Yield at most one finding.
+    declared = inspection.quantisation
+    if declared is not None and declared.floats:
+        finding = floats_without_codes.finding(
+            f"{shown(declared.path)} says that {shown(declared.method)} quantised the layers, but the files store "
+            f"{shown(declared.floats)} and all other tensors as floats. transformers 5.24 builds quantised layers all "
+            f"the same, and then fails or computes noise. If the floats are right, remove {shown(declared.path)}.",
+            (declared.floats,),
+        )
+        config = inspection.checkpoint.config
+        yield replace(finding, file=config.name if config else "")
+
+
 def _is_subject(inspection: Inspection, tables: QuantisedTables) -> bool:
     """Return whether the model is tied without a head, or untied with a quantised head."""
     head = inspection.head.output_head

@@ -13,7 +13,7 @@ from tieconv.checkpoint.quantised_matrix import quantised_twin
 from tieconv.checkpoint.tie_group import Duplicate, Head, Tie
 from tieconv.checkpoint.weight_file import BITS, FLOATS, StorageUse, TensorRecord
 from tieconv.inspection.declared import effect, gated, understand, with_shared_storage
-from tieconv.inspection.quantised import declared_quantisation
+from tieconv.inspection.quantised import declared_quantisation, floats_alone
 from tieconv.inspection.ties import find_shadows, survey, view_head
 from tieconv.inspection.view_reader import is_costly, is_sampled, read, readable
 
@@ -68,6 +68,9 @@ def inspect_checkpoint(
         quantisation=declared_quantisation(checkpoint.quantisation_values, family),
     )
     inspection = _with_quantised(inspection, reader)
+    if inspection.quantisation is not None:
+        declared = replace(inspection.quantisation, floats=floats_alone(inspection))
+        inspection = replace(inspection, quantisation=declared)
     return replace(inspection, config=replace(config, effect=effect(inspection)))
 
 

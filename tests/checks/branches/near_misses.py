@@ -34,6 +34,7 @@ STAYS = {
     "QNT008",
     "QNT009",
     "QNT010",
+    "QNT011",
     "HED002",
 }
 """Rules whose fault stays: an unknown class, the flag's type, a head bias, an unknown loader, an embedding's rows, ids,

@@ -22,6 +22,7 @@ from tieconv.checkpoint.quantised_matrix import (
     Verdict,
 )
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import FLOATS
 from tieconv.text import shown
 
 # Read which quantisation a config declares, and whether it includes the embedding and the head.
@@ -86,6 +87,34 @@ def declared_settings(config: Values) -> list[QuantisationSettings]:
         for key in _KEYS
         if isinstance(values := level.get(key), Mapping) and values
     ]
+
+
+_FOR_FLOATS = ("awq", "bitsandbytes", "compressed-tensors", "gptq")
+"""The methods that were measured in transformers 5.24 with floats alone: it builds quantised layers all the same."""
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
+_SKIPPING = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
+
+
+def floats_alone(inspection: Inspection) -> str:
+    """Return a matrix of a layer that the config quantises, if the files store floats alone; often empty.
+
+    Empty too if the config leaves out more than heads, since the names of modules differ between releases.
+    """
+    checkpoint = inspection.checkpoint
+    settings, tensors = quantisation_settings(checkpoint.quantisation_values), checkpoint.tensors
+    values = settings.values
+    if settings.method not in _FOR_FLOATS or checkpoint.adapter or checkpoint.format not in ("safetensors", "torch"):
+        return ""
+    choice = settings.choice("model.layers.0.mlp.up_proj", HEAD)  # any module of a layer
+    packed = choice.verdict is Verdict.QUANTISED and choice.layout in _FORMATS
+    partial = values.get("dynamic") or values.get("modules_in_block_to_quantize")
+    partial = partial or any("head" not in name for key in _SKIPPING for name in texts(values.get(key)))
+    if partial or (settings.method == "compressed-tensors" and not packed):
+        return ""
+    if any(tensor.dtype not in FLOATS or "scale" in name.rpartition(".")[2] for name, tensor in tensors.items()):
+        return ""
+    linear = (name for name in tensors if name.endswith("_proj.weight") and "expert" not in name)
+    return next((name for name in linear if len(tensors[name].shape) == 2), "")
 
 
 _SPELLINGS = {"compressed_tensors": "compressed-tensors", "gptq_v2": "gptq", "modelopt_fp4": "modelopt"}
