@@ -1132,3 +1132,33 @@ def _without_tensors(folder: Path, names: set[str]) -> None:
 
 def _messages(folder: Path) -> list[str]:
     return [finding.message for finding in api.inspect(folder).findings if finding.rule == "STO006"]
+
+
+ROUTERS = {
+    "MixtralForCausalLM": "block_sparse_moe.gate.weight",
+    "DeepseekV3ForCausalLM": "mlp.gate.weight",  # a bias of the router stays
+    "JambaForCausalLM": "feed_forward.router.weight",
+    "SwitchTransformersForConditionalGeneration": "router.classifier.weight",
+}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_experts_without_a_router(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers makes one up."""
+    from safetensors.numpy import load_file, save_file
+
+    from fixtures import zoo
+
+    zoo.build(name).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    kept = {key: tensor for key, tensor in stored.items() if not key.endswith(ROUTERS[name])}
+    save_file(kept, file, {"format": "pt"})
+    assert len(kept) < len(stored)
+    monkeypatch.setattr(effective_flag, "_LEAST_BYTES", 0)
+    messages = [finding.message for finding in api.inspect(tmp_path).findings if finding.rule == "STO006"]
+    assert any(
+        re.search(r"experts (has|have) no router\. transformers fills the router with", each) for each in messages
+    )
+    save_file(stored, file, {"format": "pt"})
+    assert not [finding for finding in api.inspect(tmp_path).findings if finding.rule == "STO006"]

@@ -116,12 +116,14 @@ class Missing:
     """What a file lacks in or beside its layers: how that is known, and the names.
 
     ``experts`` says that other experts of the layer are stored, ``shared`` that transformers 4 shares other layers.
+    With ``routers``, the names are those of stored experts without one.
     """
 
     reason: str
     names: list[str]
     experts: bool = False
     shared: bool = False
+    routers: bool = False
 
 
 class _Layers:

@@ -245,7 +245,7 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
     that the class always has in each layer, alone or with others. Outside the layers it reports such parameters too:
     the last norm, a position table, a projector. If all layers of a class are equal, it reports the weights and biases
     that a single layer lacks. It reports biases that no layer has, although the config sets a key such as `attention_bias`.
-    It compares no values.
+    It reports experts without a router. It compares no values.
 
     The rule makes no claim if a fused matrix, or a module that the class lacks, may hold the parameter. The class must
     be in the table, or have a type of the table and no head. The stored layers must have its names. A file of less than
@@ -290,9 +290,11 @@ def missing_layer(inspection: Inspection) -> Iterator[Finding]:
             outcome = "llama.cpp fails to load the file"
         if missing.shared:
             outcome = f"transformers 4 shares the stored layers. {outcome.replace('transformers', 'transformers 5')}"
-        yield missing_layer.finding(
-            f"{evidence.clause(names, 'is', 'are')} not stored, but {missing.reason}. {outcome}.", names
-        )
+        fault = f"{evidence.clause(names, 'is', 'are')} not stored, but {missing.reason}"
+        if missing.routers:
+            fault = f"{evidence.clause(names, 'has', 'have')} no router"
+            outcome = "transformers fills the router with untrained values"
+        yield missing_layer.finding(f"{fault}. {outcome}.", names)
 
 
 def _wrapped(inspection: Inspection) -> Iterator[Finding]:
