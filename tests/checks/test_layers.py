@@ -58,6 +58,7 @@ def without(tensors: Tensors, *names: str) -> dict[str, Any]:
 LARGE: Config = {**FOUR, "vocab_size": 70_000}
 LARGE_T5: Config = {**T5, "vocab_size": LARGE["vocab_size"], "num_layers": 2, "num_decoder_layers": 2}
 T5_NORMS = {f"{part}.final_layer_norm.weight": matrix() for part in ("encoder", "decoder")}
+T5_NORMS |= {"encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": matrix()}
 WHOLE = {**llama(), **NORM, **layers(range(4))}
 CASES: dict[str, tuple[Config | None, Tensors, str]] = {
     "whole": (FOUR, WHOLE, ""),
@@ -1152,9 +1153,9 @@ def test_experts_without_a_router(name: str, tmp_path: Path, monkeypatch: pytest
     zoo.build(name).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     stored = load_file(file)
-    kept = {key: tensor for key, tensor in stored.items() if not key.endswith(ROUTERS[name])}
-    save_file(kept, file, {"format": "pt"})
-    assert len(kept) < len(stored)
+    left = {key: tensor for key, tensor in stored.items() if not key.endswith(ROUTERS[name])}
+    save_file(left, file, {"format": "pt"})
+    assert len(left) < len(stored)
     monkeypatch.setattr(effective_flag, "_LEAST_BYTES", 0)
     messages = [finding.message for finding in api.inspect(tmp_path).findings if finding.rule == "STO006"]
     assert any(
@@ -1162,3 +1163,23 @@ def test_experts_without_a_router(name: str, tmp_path: Path, monkeypatch: pytest
     )
     save_file(stored, file, {"format": "pt"})
     assert not [finding for finding in api.inspect(tmp_path).findings if finding.rule == "STO006"]
+
+
+def test_a_t5_without_its_relative_positions(tmp_path: Path) -> None:
+    """Its first layer alone has the table. Old files also have one that the class ignores."""
+    from safetensors.numpy import load_file, save_file
+
+    from fixtures import zoo
+
+    zoo.build("T5ForConditionalGeneration").save_pretrained(tmp_path)
+    file, end = tmp_path / "model.safetensors", "layer.0.SelfAttention.relative_attention_bias.weight"
+    stored = load_file(file)
+    lost = ["decoder.block.0.", "encoder.block.0."]
+    left = {name: tensor for name, tensor in stored.items() if not name.endswith(end)}
+    old = left | {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": stored[f"{lost[0]}{end}"]}
+    for tensors in (left, old):
+        save_file(tensors, file, {"format": "pt"})
+        reported = [name for finding in api.inspect(tmp_path).findings for name in finding.tensors]
+        assert sorted(reported) == [f"{start}{end}" for start in lost]
+    save_file(stored, file, {"format": "pt"})
+    assert not api.inspect(tmp_path).findings

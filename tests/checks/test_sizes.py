@@ -29,6 +29,7 @@ TENSORS = {
     "model.layers.0.self_attn.q_proj.weight": matrix(4, 4),
     KEYS: matrix(2, 4),
 }
+TYPES = "bert.embeddings.token_type_embeddings.weight"
 QUERY = "bert.encoder.layer.0.attention.self.query.weight"
 GPT2: Config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 8, "n_embd": 4}
 VISION: Config = {
@@ -51,6 +52,11 @@ def text(config: Config, level: str, **values: object) -> Config:
 
 UP_9 = f"intermediate_size is 9 in the config, but {UP} has the shape [8, 4]. 2 tensors do not fit. {END}"
 CASES: dict[str, tuple[Config | None, Tensors, str]] = {
+    "types of tokens": (
+        {**flagged(BERT, True), "type_vocab_size": 3},
+        {"bert.embeddings.word_embeddings.weight": matrix(), TYPES: matrix(2, 4), QUERY: matrix(4, 4)},
+        f"type_vocab_size is 3 in the config, but {TYPES} has the shape [2, 4]. {END}",
+    ),
     "whole": (WHOLE, TENSORS, ""),
     "one key": ({**WHOLE, "intermediate_size": 9}, TENSORS, UP_9),
     "without the prefix of the base model": (

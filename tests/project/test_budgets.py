@@ -11,7 +11,7 @@ from tests.docs.test_walks import walked
 
 PACKAGE = Path(__file__).parents[2] / "tieconv"
 
-LINES = 74_834
+LINES = 74_847
 FILES = 289
 IMPORTS = 4_200
 """Lines of import statements."""

@@ -203,6 +203,8 @@ def _missing_layers(inspection: Inspection) -> Iterator[Missing]:
         yield from experts
         if large and (lacking := [*_without_router(begin, within)]) and checkpoint.format != "gguf":
             yield Missing("", lacking, routers=True)
+        if large and (lacking := _without_positions(entry, within.get("0", ()))):
+            yield Missing(_always(family, lacking), lacking)
         if quantised:
             continue
         fits = _has_enough_of_the_class(entry.inside, within, large=large)
@@ -320,6 +322,16 @@ def _always(family: Family, names: Collection[str]) -> str:
 
 _DIGITS = 5
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+_POSITIONS = "relative_attention_bias.weight"
+
+
+def _without_positions(entry: _StoredList, names: Collection[str]) -> list[str]:
+    """Return the table of relative positions that the first layer of a T5 or a relative lacks. All layers use it."""
+    stored = any(name.endswith(_POSITIONS) and "EncDec" not in name for name in names)
+    expected = [] if stored or not names else entry.others or ()
+    return [f"{entry.begin}0.{leaf}" for leaf in expected if leaf.endswith(_POSITIONS)]
 
 
 _ROUTER = re.compile(r"^gate(\.|_weight$)|router")

@@ -494,10 +494,11 @@ def floats_without_codes(inspection: Inspection) -> Iterator[Finding]:
     ## Example
     A merged model whose config still has `"quant_method": "gptq"`:
 
-        error QNT011: quantization_config says that gptq quantised the layers, but the
-        files store model.layers.0.mlp.up_proj.weight and all other tensors as floats.
-        transformers 5.24 builds quantised layers all the same, and then fails or
-        computes noise. If the floats are right, remove quantization_config.
+        error QNT011: quantization_config says that gptq quantised the layers, but
+        the files store model.layers.0.mlp.up_proj.weight and all other tensors as
+        floats. transformers 5.24 builds quantised layers all the same, and then
+        fails or computes noise. If the floats are right, remove
+        quantization_config.
 
     ## How to fix
     Remove `quantization_config` from config.json if the floats are the model. Else get the quantised files.
